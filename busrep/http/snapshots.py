@@ -1,18 +1,19 @@
 """Snapshots for readers over HTTP, out of one source (docs/http.md has the paths).
 
 A part is loaded into memory whole before it is sent. So its SHA-256 is known before its first byte is sent, and a slow
-reader, or one that stalls, costs the source nothing. The places for downloads bound what is in memory.
+reader, or one that stalls, costs the source nothing. Readers that ask for a part at about the same time share its text.
+The places for downloads bound what is in memory, and a number of bytes what is kept beside them.
 
-Nothing is held between two parts, at the source or here: a reader brings its agreement along, and each part is loaded
-under it *again*, because the positions alone settle what is in a snapshot (core/snapshots.py). An agreement may take
-longer than one request, so it is made by a task, which those share that ask for the same.
+Nothing is held at the source between two parts: a reader brings its agreement along, and each part is loaded under it
+*again*, because the positions alone settle what is in a snapshot (core/snapshots.py). While a part is sent, the next
+one is loaded. An agreement may take longer than one request, so it goes on when nobody waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -22,9 +23,9 @@ from attrs.validators import ge
 from busrep.core.snapshots import Agreement, SnapshotSource, part_hash
 from busrep.errors import MissingExtra, SnapshotBusy, SnapshotGone, Unavailable
 
-from ..runtime.tasks import being_cancelled, stop
 from ..snapshots.sources import check_agreement
 from .guard import AGREEMENT_BYTES, Places, Refused, packed, params_of, position_of, response_of
+from .shared import Shared
 
 try:
     from starlette.datastructures import Headers
@@ -37,14 +38,12 @@ except ImportError:
 WHAT = "the snapshots of this server"
 # For the source to agree, seconds. Clients wait for it in several requests.
 AGREE_TIMEOUT = 600.0
-# For how long an agreement is given to readers that come new, seconds: they have to catch up with what came after it.
-SHARED_FOR = 60.0
-# Agreements that are kept for them.
+# Agreements that are kept for readers that come new.
 KEPT = 16
 # Requests for parts that wait for a place; further ones are told to come back.
 QUEUE = 256
 # Sent at a time: what one client costs in memory, beside the part; each piece has a deadline of its own.
-PIECE = 65_536
+PIECE = 131_072
 
 
 @attrs.frozen(kw_only=True)
@@ -68,25 +67,38 @@ class SnapshotLimits:
     part_bytes: int = attrs.field(default=2**26, validator=ge(65_536))
     """Largest part, in bytes. An `HttpSource` reads no larger one by default."""
 
+    kept_bytes: int = attrs.field(default=2**26, validator=ge(0))
+    """Texts of parts that are kept in memory for a minute, for other readers of the same snapshot, and loaded ahead for
+    readers that take one part after the other; 0: none are."""
+
+
+@attrs.frozen
+class _Part:
+    """The text of a part, and its SHA-256 in hex."""
+
+    text: bytes
+    sha256: str
+
 
 class Snapshots:
     """``source``: opened and closed by the caller. ``check_stream``: raises Refused for a stream that is not served."""
 
     def __init__(self, source: SnapshotSource, limits: SnapshotLimits, check_stream: Callable[[str], None]) -> None:
         self.source, self.limits, self._check_stream = source, limits, check_stream
-        self._agreeing: dict[Hashable, asyncio.Task[Agreement]] = {}
+        self._agreements = Shared[Agreement](WHAT, KEPT, lambda _: 1, abandon=False)
+        self._parts = Shared[_Part](WHAT, limits.kept_bytes, lambda part: len(part.text), abandon=True)
         self._loads = asyncio.Semaphore(limits.loads)
         self.downloads = Places(limits.downloads, QUEUE)
         self.agreements = self.parts_loaded = 0
 
     def statistics(self) -> dict[str, Any]:
-        """Counters, JSON-able: agreements made, and parts loaded from the source."""
-        return {"agreements": self.agreements, "parts_loaded": self.parts_loaded}
+        """JSON-able: agreements made and parts loaded from the source so far, and parts that are being loaded."""
+        return {"agreements": self.agreements, "parts_loaded": self.parts_loaded, "loading": self._parts.making}
 
     async def close(self) -> None:
-        """End the agreements that are being made. May be called twice."""
-        await stop([task for task in self._agreeing.values() if not task.done()], 5.0)
-        self._agreeing.clear()
+        """End what is being made. May be called twice."""
+        await self._agreements.close()
+        await self._parts.close()
 
     # -- agreements -------------------------------------------------------------------------------------------
 
@@ -117,19 +129,9 @@ class Snapshots:
 
     async def _agreed(self, stream: str, part_rows: int, again: Agreement | None) -> Agreement:
         key = (stream, part_rows, None if again is None else again.digest)
-        task = self._agreeing.get(key)
-        if task is None:
-            if sum(not one.done() for one in self._agreeing.values()) >= self.limits.snapshots:
-                raise SnapshotBusy(WHAT, self.limits.snapshots)
-            making = self._agree(stream, part_rows, again)
-            task = self._agreeing[key] = asyncio.create_task(making, name="busrep-snapshots")
-            task.add_done_callback(partial(self._made, key))
-        try:
-            found = await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if being_cancelled():
-                raise
-            raise Unavailable(WHAT, "it is being closed") from None
+        if key not in self._agreements and self._agreements.making >= self.limits.snapshots:
+            raise SnapshotBusy(WHAT, self.limits.snapshots)
+        found = await self._agreements.get(key, partial(self._agree, stream, part_rows, again))
         if again is None or not again.same(found):
             return found
         # Its own back: how many rows its parts have is not in the digest, and may be known to it alone.
@@ -146,19 +148,6 @@ class Snapshots:
             raise Refused(400, "too_many_parts", reason)
         self.agreements += 1
         return agreement
-
-    def _made(self, key: Hashable, task: asyncio.Task[Agreement]) -> None:
-        if task.cancelled() or task.exception() is not None:  # those who wait are told; there may be none any more
-            self._forget(key, task)
-            return
-        asyncio.get_running_loop().call_later(SHARED_FOR, self._forget, key, task)
-        done = [(key, one) for key, one in self._agreeing.items() if one.done()]
-        for old in done[:-KEPT]:
-            self._forget(*old)
-
-    def _forget(self, key: Hashable, task: asyncio.Task[Agreement]) -> None:
-        if self._agreeing.get(key) is task:
-            del self._agreeing[key]
 
     @contextlib.asynccontextmanager
     async def _held(self, stream: str, part_rows: int, again: Agreement | None) -> AsyncIterator[Agreement]:
@@ -182,28 +171,39 @@ class Snapshots:
 
         async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
             async with self.downloads.taken():
-                text = await self._load(agreement, number)
-                await _send_part(text, request.headers, send)
+                digest = agreement.digest
+                part = await self._parts.get((digest, number), partial(self._load, agreement, number))
+                # The reader is about to ask for the next one. Others go first, if there are any.
+                if number + 1 < len(agreement.parts) and not self._parts.making:
+                    load = partial(self._load, agreement, number + 1)
+                    self._parts.make_ahead((digest, number + 1), load, len(part.text))
+                await _send_part(part, request.headers, send)
 
         return answer
 
-    async def _load(self, agreement: Agreement, number: int) -> bytes:
-        """The text of a part. Raises SnapshotGone, Refused, and what else the source raises."""
-        text, most = bytearray(), self.limits.part_bytes
+    async def _load(self, agreement: Agreement, number: int) -> _Part:
+        """Raises SnapshotGone, Refused, and what else the source raises."""
+        if self._loads.locked():
+            self._parts.give_up_ahead()
+        pieces: list[bytes] = []
+        size, most = 0, self.limits.part_bytes
         try:
             async with self._loads, self._held(agreement.stream, self.limits.part_rows, agreement) as held:
                 if not held.same(agreement):
                     raise SnapshotGone(agreement.stream, "rows of it were pruned, or the fact log was replaced")
-                async with contextlib.aclosing(self.source.load(held, number)) as pieces:
-                    async for piece in pieces:
-                        text += piece
-                        if len(text) > most:
+                async with contextlib.aclosing(self.source.load(held, number)) as loading:
+                    async for piece in loading:
+                        pieces.append(piece)
+                        size += len(piece)
+                        if size > most:
                             break
+            text = b"".join(pieces)
         except SnapshotGone:  # newcomers are to get another one
-            for key, task in [item for item in self._agreeing.items() if item[1].done()]:
-                self._forget(key, task)
+            self._agreements.forget_all()
             raise
-        if len(text) > most:
+        finally:
+            pieces.clear()  # the traceback of an error may keep them, until garbage is collected
+        if size > most:
             raise Refused(
                 400,
                 "part_too_long",
@@ -211,16 +211,15 @@ class Snapshots:
                 "snapshot is agreed on, or raise SnapshotLimits.part_bytes",
             )
         self.parts_loaded += 1
-        return bytes(text)
+        return _Part(text, await asyncio.to_thread(part_hash, text))
 
 
-async def _send_part(text: bytes, asked: Headers, send: Send) -> None:
-    digest = await asyncio.to_thread(part_hash, text)  # of the text, however it is packed
-    body, coding = await packed(text, asked)
+async def _send_part(part: _Part, asked: Headers, send: Send) -> None:
+    body, coding = await packed(part.text, asked)
     headers = {
         "cache-control": "no-store",
         "content-type": "text/plain; charset=utf-8",
-        "busrep-sha256": digest,
+        "busrep-sha256": part.sha256,  # of the text, however it is packed
         "content-length": str(len(body)),
         **coding,
     }

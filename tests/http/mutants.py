@@ -7,6 +7,7 @@ from tests.mutant import Edit, Mutant
 PAGES = "http/test_pages.py::test_"
 REFERENCE = "http/test_reference.py::test_"
 SERVER = "http/test_server.py::test_"
+SHARED = "http/test_shared.py::test_"
 SNAPSHOTS = "http/test_snapshots.py::test_"
 SOURCE = "http/test_source.py::test_"
 
@@ -134,15 +135,89 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="An agreement that takes longer than one request is begun again and again, and never comes.",
         edits=(
             Edit(
-                "Snapshots._agreed",
-                "            found = await asyncio.shield(task)\n",
-                "            found = await task\n",
+                "Shared.get",
+                "            return await asyncio.shield(item.task)\n",
+                "            return await item.task\n",
             ),
         ),
         checks=(
             SNAPSHOTS + "a_reader_that_hangs_up_leaves_the_work_to_the_others",
             SNAPSHOTS + "a_slow_agreement_outlives_the_requests_that_wait_for_it",
+            SHARED + "the_last_who_goes_may_end_the_work[True]",
         ),
+    ),
+    Mutant(
+        name="a-text-is-shared-by-different-snapshots",
+        rule="9",
+        harm="A reader is given another reader's part, of a snapshot that ends elsewhere.",
+        edits=(
+            Edit(
+                "Snapshots.part",
+                "                digest = agreement.digest\n",
+                "                digest = agreement.stream\n",
+            ),
+        ),
+        checks=(SNAPSHOTS + "a_kept_part_is_of_the_agreement_that_it_was_loaded_for",),
+    ),
+    Mutant(
+        name="texts-that-are-kept-fill-the-memory",
+        rule="9",
+        harm="A server keeps the texts of all parts for a minute: of a large snapshot some gigabytes.",
+        edits=(Edit("Shared._made", "            if over <= 0:\n", "            if True:\n"),),
+        checks=(
+            SHARED + "the_oldest_go_first_and_those_that_nobody_asked_for_last",
+            SNAPSHOTS + "the_server_s_memory_does_not_grow_with_the_snapshot",
+        ),
+    ),
+    Mutant(
+        name="a-timer-keeps-the-text-of-a-part",
+        rule="9",
+        harm="What had to go is in memory for a minute all the same, unseen by the bound.",
+        edits=(
+            Edit(
+                "Shared._forget",
+                "        if item.timer is not None:  # it would keep the thing in memory\n",
+                "        if False:  # it would keep the thing in memory\n",
+            ),
+        ),
+        checks=(SHARED + "nothing_is_held_of_what_had_to_go",),
+    ),
+    Mutant(
+        name="a-load-that-nobody-waits-for-goes-on",
+        rule="9",
+        harm="Clients that hang up leave their loads behind: readers that wait get no place.",
+        edits=(Edit("Shared._end", "            item.task.cancel()\n", "            pass\n"),),
+        checks=(
+            SHARED + "what_is_made_ahead_gives_way_unless_somebody_waits_for_it",
+            SNAPSHOTS + "what_nobody_waits_for_any_more_is_not_loaded",
+        ),
+    ),
+    Mutant(
+        name="a-load-ahead-hangs-for-ever",
+        rule="9",
+        harm="A store that hangs with a part loaded ahead: it has the place, and the next part is never loaded ahead.",
+        edits=(
+            Edit(
+                "Shared.make_ahead",
+                "            async with asyncio.timeout(SHARED_FOR):",
+                "            async with asyncio.timeout(None):",
+            ),
+        ),
+        checks=(SHARED + "what_is_made_ahead_and_takes_too_long_is_given_up",),
+    ),
+    Mutant(
+        name="a-load-ahead-goes-first",
+        rule="9",
+        harm="A reader waits for a part that nobody has asked for, and its own request ends at the deadline.",
+        edits=(Edit("Snapshots._load", "            self._parts.give_up_ahead()\n", "            pass\n"),),
+        checks=(SNAPSHOTS + "a_load_ahead_keeps_no_reader_waiting",),
+    ),
+    Mutant(
+        name="a-closed-server-loads-parts",
+        rule="9",
+        harm="The store is closed below a load that began after the server's close.",
+        edits=(Edit("Shared.close", "        self._closed = True\n", ""),),
+        checks=(SNAPSHOTS + "nothing_begins_after_the_close", SHARED + "closing_ends_what_is_made"),
     ),
     Mutant(
         name="parts-of-snapshots-fill-the-memory",

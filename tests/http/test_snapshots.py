@@ -25,6 +25,7 @@ from busrep.core.snapshots import Agreement, PartRange, SnapshotSource, encode_r
 from busrep.errors import ConfigError, SnapshotBusy, SnapshotGone, Unavailable, UnknownStream
 from busrep.http import client as http_client
 from busrep.http import guard as http_guard
+from busrep.http import shared as http_shared
 from busrep.http import snapshots as http_snapshots
 from busrep.http.client import HttpOptions
 from busrep.http.serve import serve
@@ -310,7 +311,7 @@ async def test_a_server_without_snapshots_says_so() -> None:
 
 
 @sync
-async def test_a_hundred_readers_at_once_share_an_agreement() -> None:
+async def test_a_hundred_readers_at_once_share_an_agreement_and_its_parts() -> None:
     source, context, patient = Table(parts=4, rows=300), ssl.create_default_context(), Settings()
     async with closing(app_of(source)) as app, serve(app, connections=500) as serving:
 
@@ -328,9 +329,9 @@ async def test_a_hundred_readers_at_once_share_an_agreement() -> None:
         found = await asyncio.gather(*(read() for _ in range(100)))
         assert set(found) == {b"".join(map(source.text, range(4)))}
         assert source.agreed.count(None) == 1
-        assert sorted(source.loaded) == sorted([0, 1, 2, 3] * 100)
+        assert sorted(source.loaded) == [0, 1, 2, 3]
         numbers = app.state.catch_up.statistics()["snapshots"]
-        assert (numbers["agreements"], numbers["parts_loaded"]) == (1, 400)
+        assert (numbers["agreements"], numbers["parts_loaded"]) == (1, 4)
         await until(lambda: not source.held)
 
 
@@ -352,15 +353,15 @@ async def test_a_reader_that_hangs_up_leaves_the_work_to_the_others() -> None:
 async def test_what_nobody_waits_for_any_more_is_not_loaded() -> None:
     source = Table(hold=asyncio.Event())
     assert source.hold is not None
-    async with asked(source, loads=1) as (client, _, _):
+    async with asked(source, loads=1, kept_bytes=0) as (client, _, _):
         agreement = await agreed(client)
         tasks = [asyncio.create_task(part_of(client, agreement, n)) for n in (0, 1)]
         await until(lambda: source.loaded)
         await asyncio.sleep(0.01)
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
-        assert (source.loaded, source.held) == ([0], [])
+        await until(lambda: not source.held)
+        assert source.loaded == [0]
         source.hold.set()
         assert (await part_of(client, agreement, 0)).content == source.text(0)
         assert (await part_of(client, agreement, 1)).content == source.text(1)
@@ -384,7 +385,7 @@ def test_newcomers_share_a_young_agreement_and_not_an_old_one(monkeypatch: pytes
             assert (await agreed(client))["positions"] == {"w1": 3_000_000}
 
     asyncio.run(young())
-    monkeypatch.setattr(http_snapshots, "SHARED_FOR", 0.001)
+    monkeypatch.setattr(http_shared, "SHARED_FOR", 0.001)
     asyncio.run(old())
 
 
@@ -427,7 +428,7 @@ async def test_a_part_is_of_so_many_rows_and_bytes_at_most() -> None:
             return await super().agree(stream, part_rows=part_rows, again=again)
 
     source = Large(parts=2, rows=4_000, width=80)  # 370 kB each
-    async with asked(source, part_rows=500, part_bytes=400_000) as (client, snapshots, _):
+    async with asked(source, part_rows=500, part_bytes=400_000, kept_bytes=0) as (client, snapshots, _):
         agreement = await agreed(client, 10**12)
         assert asked_for == [500]
         assert (await part_of(client, agreement, 0)).status_code == 200
@@ -441,6 +442,100 @@ async def test_a_part_is_of_so_many_rows_and_bytes_at_most() -> None:
         with pytest.raises(ConfigError, match="lower Settings.snapshot_part_rows"):
             await text_of(reader, own, 0)
     assert len(source.loaded) == 3
+
+
+def loaded_for(agreement: dict[str, Any], number: int) -> tuple[str, int]:
+    return Agreement.from_json(orjson.dumps(agreement)).digest, number
+
+
+@sync
+async def test_the_next_part_is_loaded_while_this_one_is_sent() -> None:
+    source = Table(parts=4)
+    async with asked(source) as (client, snapshots, _):
+        agreement = await agreed(client)
+        for number, loaded in ((0, [0, 1]), (1, [0, 1, 2]), (2, [0, 1, 2, 3]), (3, [0, 1, 2, 3])):
+            assert (await part_of(client, agreement, number)).content == source.text(number)
+            await until(lambda loaded=loaded: snapshots.parts_loaded == len(loaded))
+            assert source.loaded == loaded
+        assert source.held == []
+
+
+@sync
+async def test_a_part_is_loaded_ahead_only_where_it_is_kept_and_the_source_is_idle() -> None:
+    for kept, loaded in ((0, [0]), (len(Table().text(0)) - 1, [0]), (len(Table().text(1)), [0, 1])):
+        async with asked(kept_bytes=kept) as (client, snapshots, source):
+            await part_of(client, await agreed(client), 0)
+            await until(lambda snapshots=snapshots: not snapshots.statistics()["loading"])
+            assert source.loaded == loaded
+    source = Table(parts=6, hold=asyncio.Event())
+    assert source.hold is not None
+    async with asked(source) as (client, snapshots, _):
+        agreement = await agreed(client)
+        first, other = (asyncio.create_task(part_of(client, agreement, n)) for n in (0, 4))
+        await until(lambda: len(source.held) == 2)
+        source.hold.set()
+        assert (await first).content == source.text(0)
+        assert (await other).content == source.text(4)
+        await until(lambda: not snapshots.statistics()["loading"])
+        assert sorted(source.loaded) in ([0, 1, 4], [0, 4, 5]), "one ahead, behind the load that ended last"
+
+
+@sync
+async def test_a_load_ahead_keeps_no_reader_waiting() -> None:
+    class Hanging(Table):
+        async def load(self, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
+            async for piece in super().load(agreement, number):
+                yield piece
+                if number == 1:
+                    await asyncio.Event().wait()
+
+    source = Hanging(parts=9)
+    async with asked(source, loads=1) as (client, snapshots, _):
+        agreement = await agreed(client)
+        assert (await part_of(client, agreement, 0)).content == source.text(0)
+        await until(lambda: source.loaded == [0, 1])
+        assert (await part_of(client, agreement, 7)).content == source.text(7)
+        await until(lambda: not snapshots.statistics()["loading"])
+        assert source.held == []
+
+
+@sync
+async def test_nothing_begins_after_the_close() -> None:
+    source = Table(parts=9, hold=asyncio.Event())
+    async with asked(source, downloads=2) as (client, snapshots, _):
+        agreement = await agreed(client)
+        asking = [asyncio.create_task(part_of(client, agreement, number)) for number in range(6)]
+        await until(lambda: len(source.loaded) == 2)
+        await snapshots.close()
+        assert {(await one).json()["code"] for one in asking} == {"unavailable"}
+        assert (source.held, len(source.loaded)) == ([], 2)
+        assert (await client.get(AGREE, params={"part_rows": 11})).json()["code"] == "unavailable"
+
+
+@sync
+async def test_what_is_wrong_with_a_part_loaded_ahead_is_told_to_who_asks_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with asked(Table(gone=1)) as (client, snapshots, source):
+        agreement = await agreed(client)
+        assert (await part_of(client, agreement, 0)).status_code == 200
+        await until(lambda: source.loaded == [0, 1] and not snapshots.statistics()["loading"])
+        assert [one.getMessage() for one in caplog.records] == []
+        assert (await part_of(client, agreement, 1)).json()["code"] == "snapshot_gone"
+        assert source.loaded == [0, 1, 1]
+
+
+@sync
+async def test_a_kept_part_is_of_the_agreement_that_it_was_loaded_for() -> None:
+    async with asked() as (client, _, source):
+        old = await agreed(client)
+        assert (await part_of(client, old, 1)).content == source.text(1)
+        source.floor = 5  # parts of before may have lost rows since
+        new = await agreed(client, 11)
+        assert loaded_for(old, 1) != loaded_for(new, 1)
+        before = len(source.loaded)
+        assert (await part_of(client, new, 1)).status_code == 200
+        assert source.loaded[before] == 1
 
 
 # -- what the source holds ------------------------------------------------------------------------------------
@@ -593,7 +688,8 @@ def test_a_source_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatc
             assert (answer.status_code, answer.json()["code"], source.held) == (503, "unavailable", [])
         async with asked(Table(hold=asyncio.Event()), deadline=1.0) as (client, snapshots, source):
             answer = await part_of(client, await agreed(client), 0)
-            assert (answer.status_code, answer.json()["code"], source.held) == (503, "deadline", [])
+            assert (answer.status_code, answer.json()["code"]) == (503, "deadline")
+            await until(lambda: not source.held)
             assert snapshots.statistics()["parts_loaded"] == 0
 
     asyncio.run(main())
@@ -655,11 +751,11 @@ async def test_a_pruned_part_ends_it_for_who_needs_it_and_for_newcomers() -> Non
 @sync
 async def test_a_reader_goes_on_with_a_server_that_was_restarted() -> None:
     source = Table()
-    async with closing(app_of(source)) as app, reading(app) as (reader, port):
+    async with closing(app_of(source, kept_bytes=0)) as app, reading(app) as (reader, port):
         agreement = await reader.agree("orders", part_rows=10)
         assert await text_of(reader, agreement, 0) == source.text(0)
     source.position += 5  # written since
-    async with closing(app_of(source)) as app, serve(app, port=port):
+    async with closing(app_of(source, kept_bytes=0)) as app, serve(app, port=port):
         await reader.open()
         assert await text_of(reader, agreement, 1) == source.text(1)
         assert (await reader.agree("orders", part_rows=10, again=agreement)).same(agreement)
@@ -695,7 +791,7 @@ async def test_a_download_goes_on_after_the_server_was_restarted_in_the_middle()
     source = Table(parts=1, rows=8_000)
     got: list[bytes] = []
     async with closing(app_of(source)) as first, closing(app_of(source)) as second:
-        cutting = Cutting(first, after=2 * PIECE)
+        cutting = Cutting(first, after=PIECE)
         async with reading(cutting) as (reader, _):
             agreement = await reader.agree("orders", part_rows=8_000)
             cutting.then = second
@@ -710,7 +806,7 @@ async def test_a_download_goes_on_after_the_server_was_restarted_in_the_middle()
 async def test_parts_in_memory_are_bounded_together() -> None:
     """Whatever clients do with them: slow ones must not come to fill the memory."""
     source = Table(parts=8)
-    async with asked(source, downloads=2) as (client, _, _):
+    async with asked(source, downloads=2, kept_bytes=0) as (client, _, _):
         agreement = await agreed(client)
         app = client._transport.app  # type: ignore[attr-defined]
         slow = [stall(app, agreement, number) for number in (0, 1)]
@@ -840,7 +936,7 @@ async def test_a_download_that_was_cut_goes_on(compress: bool) -> None:
             agreement = await reader.agree("orders", part_rows=2_000)
             assert await text_of(reader, agreement, 0) == source.text(0)
         assert cutting.times == 0
-        assert (cutting.requests, source.loaded) == (4, [0] * 4)
+        assert (cutting.requests, source.loaded) == (4, [0])
 
 
 def noise(source: Table) -> bytes:
@@ -1167,7 +1263,7 @@ def resident():
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
 
 async def main():
-    app = app_of(Table(parts=20, rows=10_000, width=180))
+    app = app_of(Table(parts=20, rows=10_000, width=180), kept_bytes=2**23)
     async with serve(app) as serving:
         print(serving.port, flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
@@ -1181,7 +1277,7 @@ asyncio.run(main())
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 @sync
 async def test_the_server_s_memory_does_not_grow_with_the_snapshot() -> None:
-    """40 MB, each part for three readers."""
+    """40 MB, each part for three readers, and 8 MiB of them kept."""
     with child(MEMORY) as server:
         reader = HttpSource(
             f"http://127.0.0.1:{int(server.stdout.readline())}", [orders], QUICK, options=HttpOptions(secret=SECRET)

@@ -2039,6 +2039,19 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=("stores/test_pgbouncer.py::test_a_snapshot_is_refused_where_the_session_is_another",),
     ),
     Mutant(
+        name="a-load-that-failed-takes-the-limit-along",
+        rule="9",
+        harm="Where loads fail, as on a slow database, any number of readers load snapshots at a time.",
+        edits=(
+            Edit(
+                "PostgresSnapshots.load",
+                "            if agreement.id in self._connections and agreement.id not in self._slots:\n",
+                "            if False:\n",
+            ),
+        ),
+        checks=("stores/test_snapshots_postgres.py::test_loads_that_fail_leave_the_limit_where_it_is",),
+    ),
+    Mutant(
         name="rows-are-appended-whoever-has-the-claim",
         rule="9.26",
         harm="A writer that was finished writes rows below a position that was announced for it: lost.",

@@ -78,6 +78,12 @@ def snapshots_held(url: str) -> list[int]:
     return [pid for (pid,) in found]
 
 
+def sessions(url: str) -> set[int]:
+    """Process IDs of the clients of this database, but for who asks."""
+    text = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    return {pid for (pid,) in ask(url, f"{text} AND backend_type = 'client backend'")}
+
+
 def waiting_for_locks(url: str) -> int:
     found = ask(
         url, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
@@ -90,23 +96,77 @@ def waiting_for_locks(url: str) -> int:
 
 @sync
 async def test_a_place_is_lost_while_parts_are_loaded(postgres_url: str) -> None:
-    """The server ends the connection that has it: others may have it, and the parts are loaded all the same."""
+    """The server ends the connection that has it: others may have it, and what is under way comes to its end."""
     async with opened(postgres_url, snapshots=1) as store:
         await some_facts(store, *(4000,) * 8)
         agreement = await store.agree("orders", part_rows=16_000)
-        expected = await whole(store, agreement)
-        async with aclosing(store.load(agreement, 0)) as pieces:
-            first = await anext(pieces)
+        expected = [await text_of(store, agreement, number) for number in (0, 1)]
+        async with aclosing(store.load(agreement, 0)) as ended, aclosing(store.load(agreement, 1)) as pieces:
+            await anext(ended)
+            text = await anext(pieces)
             ask(postgres_url, "SELECT pg_terminate_backend(%s)", *snapshots_held(postgres_url))
             await until(lambda: not snapshots_held(postgres_url))
+            with pytest.raises(Unavailable):
+                await anext(ended)
             again = await store.agree("orders", part_rows=7, again=agreement)
-            first += b"".join([piece async for piece in pieces])
+            text += b"".join([piece async for piece in pieces])
         assert again.same(agreement)
-        assert first + await text_of(store, again, 1) == expected
+        assert [await text_of(store, again, 0), text] == expected
+        with pytest.raises(SnapshotBusy):
+            await text_of(store, agreement, 0)
         await store.leave(agreement)
         assert len(snapshots_held(postgres_url)) == 1
         await store.leave(again)
         await until(lambda: not snapshots_held(postgres_url))
+
+
+@sync
+async def test_loads_that_fail_leave_the_limit_where_it_is(postgres_url: str) -> None:
+    """Each ends the connection that has the place, and the next one takes a place again, or is told that there is
+    none."""
+    async with opened(postgres_url, snapshots=1) as store:
+        await some_facts(store, *(2000,) * 4)
+        agreement = await store.agree("orders", part_rows=4000)
+        for _ in range(3):
+            async with aclosing(store.load(agreement, 0)) as pieces:
+                await anext(pieces)
+            await until(lambda: not snapshots_held(postgres_url))
+            async with aclosing(store.load(agreement, 1)) as pieces:
+                await anext(pieces)
+                assert len(snapshots_held(postgres_url)) == 1
+                with pytest.raises(SnapshotBusy):
+                    await store.agree("orders", part_rows=4000)
+        await until(lambda: not snapshots_held(postgres_url))
+        other = await store.agree("orders", part_rows=4000)
+        for _ in range(2):
+            with pytest.raises(SnapshotBusy):
+                await text_of(store, agreement, 0)
+        await store.leave(other)
+        tiles(agreement, await whole(store, agreement))
+        assert len(snapshots_held(postgres_url)) == 1
+        await store.leave(agreement)
+        await until(lambda: not snapshots_held(postgres_url))
+
+
+@sync
+async def test_parts_are_loaded_on_as_many_connections_as_there_are_loads_at_a_time(postgres_url: str) -> None:
+    """The connection with the place is one of them."""
+    async with opened(postgres_url, snapshots=1) as store:
+        await some_facts(store, *(2000,) * 4)
+        before = sessions(postgres_url)
+        agreement = await store.agree("orders", part_rows=2000)
+        for number in range(3):
+            await text_of(store, agreement, number)
+        assert sessions(postgres_url) - before == set(snapshots_held(postgres_url))
+        async with aclosing(store.load(agreement, 0)) as first, aclosing(store.load(agreement, 1)) as second:
+            for pieces in (first, second):
+                await anext(pieces)
+            assert len(sessions(postgres_url) - before) == 2
+            for pieces in (first, second):
+                assert [piece async for piece in pieces] != []
+        tiles(agreement, await whole(store, agreement))
+        await store.leave(agreement)
+        await until(lambda: sessions(postgres_url) == before)
 
 
 @sync

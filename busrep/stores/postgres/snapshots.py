@@ -1,10 +1,11 @@
 """Snapshots out of a PostgreSQL database.
 
-Each part is read in a transaction of its own, on a connection of its own, so that neither the store's questions nor its
+Each part is read in a transaction of its own, on a connection of no pool, so that neither the store's questions nor its
 writes wait, and nothing is held between two parts that would keep the server from cleaning up.
 
-An agreement is one of the snapshots that are allowed at a time, by an advisory lock of a connection that does nothing
-else. Nobody cleans up after a process that died: the connection ends, and with it the lock.
+An agreement is one of the snapshots that are allowed at a time, by an advisory lock of the connection that agreed on
+it, which loads parts afterwards. Nobody cleans up after a process that died: the connection ends, and with it the lock.
+A load that fails on that connection ends it as well, and the next one takes a place again.
 """
 
 # ruff: noqa: S608 - table and column names are quoted, values are parameters
@@ -64,7 +65,8 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
 
     def __init__(self, store: PostgresStore) -> None:
         super().__init__(store, store.where)
-        # Of each agreement: the connection that has its slot, and behind that those that have loaded a part.
+        # Of each agreement: the connection that has its slot, and all connections that load nothing now.
+        self._slots: dict[str, AsyncConnection[Any]] = {}
         self._connections: dict[str, list[AsyncConnection[Any]]] = {}
 
     async def agree(self, backing: Backing, part_rows: int, again: Agreement | None) -> Agreement:
@@ -77,7 +79,7 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
         except BaseException:
             await slot.close()
             raise
-        self._connections[agreement.id] = [slot]
+        self._slots[agreement.id], self._connections[agreement.id] = slot, [slot]
         return agreement
 
     async def _connected(self) -> AsyncConnection[Any]:
@@ -106,8 +108,11 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
     async def load(self, backing: Backing, agreement: Agreement, number: int) -> AsyncGenerator[bytes, None]:
         """See `SnapshotSource`. In pieces of so many rows: the part as a whole is never in memory."""
         connections, whole = self._connections.get(agreement.id, []), False
-        connection = connections.pop() if len(connections) > 1 else await self._connected()
+        connection = connections.pop() if connections else await self._connected()
         try:
+            if agreement.id in self._connections and agreement.id not in self._slots:
+                self._slots[agreement.id] = connection
+                await self.lock_slot(connection)
             await self.store.run_on(connection, snapshots.checked(self.dialect, backing, agreement, number))
             if asked := snapshots.spans(agreement, number):
                 if backing.own:
@@ -126,14 +131,18 @@ class PostgresSnapshots(snapshots.PlannedSnapshots):
             if whole and agreement.id in self._connections:
                 connections.append(connection)
             else:
+                if self._slots.get(agreement.id) is connection:
+                    del self._slots[agreement.id]
                 await connection.close()
 
     async def leave(self, agreement: Agreement) -> None:
-        """See `SnapshotSource`. A part that is under way comes to its end."""
+        """See `SnapshotSource`. A part that is under way comes to its end, and may have the place until then."""
+        self._slots.pop(agreement.id, None)
         for connection in self._connections.pop(agreement.id, ()):
             await connection.close()
 
     async def leave_all(self) -> None:
+        self._slots.clear()
         while self._connections:
             for connection in self._connections.popitem()[1]:
                 await connection.close()
