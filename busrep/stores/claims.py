@@ -238,6 +238,16 @@ def hold(dialect: Dialect, held: Claim, *begin: Control) -> Plan[object]:
     return answers[0][0][0]
 
 
+def held_in(dialect: Dialect, held: Claim, marker: object) -> Sql:
+    """As `lock_claim` on a server, in no other transaction than that one: no row, and it is another, or the writer is
+    fenced."""
+    return Sql(
+        f"SELECT 1 FROM busrep_writers WHERE {HELD} AND {dialect.same_server} AND {dialect.marker} = ? "
+        f"AND {dialect.durable} <> ''{dialect.share}",
+        (held.writer, held.incarnation, str(marker)),
+    )
+
+
 def claim_stands(dialect: Dialect, claim: Claim) -> Sql:
     """A row while the claim stands, on the server that was noted."""
     text = f"SELECT 1 FROM busrep_writers WHERE {HELD} AND {dialect.same_server}"

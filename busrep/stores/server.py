@@ -293,13 +293,20 @@ class ServerTransaction(PlannedTransaction):
         """Insert; the transaction's end is the caller's.
 
         In the caller's hands the lock may be gone: with a savepoint rolled back, or with the whole transaction. What is
-        inserted without it would be rows of a writer whose IDs somebody else may have ended meanwhile.
+        inserted without it would be rows of a writer whose IDs somebody else may have ended meanwhile. So each INSERT
+        takes it again: where it cannot, a question tells why.
         """
+        dialect, pending = self.store.dialect, self._take_pending()
+        held = claims.held_in(dialect, self.claim, self.marker)
+        answers = await self._run(only(*(dialect.while_held(insert, held) for insert in pending)))
+        left = [insert for insert, rows in zip(pending, answers, strict=True) if not rows]
+        if pending and not left:
+            return
         if await self._lock() != self.marker:
             raise ConfigError(
                 "the transaction of connection= ended inside the block of bus.write(): end it after the block"
             )
-        await self._flush()
+        await self._run(only(*left))  # of a table whose triggers write something else, or nothing
 
     async def _after(self, committing: asyncio.Future[None]) -> None:
         await asyncio.wait([committing])

@@ -27,6 +27,7 @@ from busrep import Batch, Bus, Settings, Stream, connect
 from busrep.core.application_commands import RemoteServerUp, UserIp, UserSync
 from busrep.core.commands import Position
 from busrep.errors import (
+    ClaimBlocked,
     Closed,
     ConfigError,
     EpochChanged,
@@ -423,6 +424,27 @@ def test_a_savepoint_rolled_back_inside_the_block_does_not_let_go_of_the_claim(o
             assert seen.numbers == [1, 3]
             with psycopg.connect(on_postgres.store) as connection:
                 assert connection.execute("SELECT count(*) FROM busrep_facts").fetchone() == (2,)
+
+    run(main())
+
+
+def test_what_a_savepoint_took_along_a_joined_fact_has_again_at_its_end(on_postgres: Deployment) -> None:
+    """The lock on the claim, and a COMMIT that waits for the disk."""
+
+    async def main() -> None:
+        async with on_postgres.bus(writer="w1") as writer:
+            with psycopg.connect(on_postgres.store) as connection, opened_store(on_postgres.store) as store:
+                connection.execute("SET synchronous_commit = off")
+                connection.execute("SAVEPOINT before")
+                async with writer.write(orders, connection=connection) as fact:
+                    fact.add(Order(1, "still ours"))
+                    connection.execute("ROLLBACK TO before")
+                    assert connection.execute("SHOW synchronous_commit").fetchone() == ("off",)
+                assert connection.execute("SHOW synchronous_commit").fetchone() == ("local",)
+                with pytest.raises(ClaimBlocked):
+                    store.claim("w1", ["orders"], timeout=0.05)
+                connection.commit()
+            await writer.settle()
 
     run(main())
 

@@ -857,6 +857,38 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=(BUS + "a_transaction_that_ends_inside_the_block_is_told",),
     ),
     Mutant(
+        name="a-joined-fact-is-inserted-whoever-has-the-claim",
+        rule="9.4",
+        harm="A savepoint rolled back inside the block, and a successor: rows below the position that it began at.",
+        edits=(
+            Edit(
+                "PostgresDialect.while_held", "WHERE EXISTS ({held.text})", "WHERE coalesce(true, EXISTS ({held.text}))"
+            ),
+        ),
+        checks=(BUS + "a_savepoint_rolled_back_inside_the_block_does_not_let_go_of_the_claim",),
+    ),
+    Mutant(
+        name="a-joined-fact-is-inserted-in-any-transaction",
+        rule="9.1",
+        harm="Rows are inserted in another transaction than the one whose outcome decides of their fact.",
+        edits=(Edit("held_in", "AND {dialect.marker} = ? ", "AND {dialect.marker} <> ? "),),
+        checks=(BUS + "a_transaction_that_ends_inside_the_block_is_told",),
+    ),
+    Mutant(
+        name="a-joined-fact-is-inserted-without-the-claim-s-lock",
+        rule="9.4",
+        harm="A savepoint took the lock along: the name is finished before COMMIT, and the fact is above its end.",
+        edits=(Edit("held_in", "<> ''{dialect.share}", "<> ''"),),
+        checks=(BUS + "what_a_savepoint_took_along_a_joined_fact_has_again_at_its_end",),
+    ),
+    Mutant(
+        name="a-savepoint-takes-the-disk-along",
+        rule="9.22",
+        harm="With synchronous_commit = off a joined fact is announced, and a crash of the server takes it back.",
+        edits=(Edit("held_in", "AND {dialect.durable} <> ''", ""),),
+        checks=(BUS + "what_a_savepoint_took_along_a_joined_fact_has_again_at_its_end",),
+    ),
+    Mutant(
         name="a-claim-not-seen-elsewhere-is-lost",
         rule="9.4",
         harm="One write with a connection of another database, and the process does not write any more.",

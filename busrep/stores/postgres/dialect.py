@@ -250,6 +250,12 @@ class PostgresDialect(Dialect):
             columns_of(backing, payload)  # their number; their types are the table's matter
         return [Sql(self.insert_own(backing, ROWS), (writer, *params))]
 
+    def while_held(self, insert: Sql, held: Sql) -> Sql:
+        """An insert of `insert` that writes where ``held`` has a row, which it locks, and answers with a row for each;
+        else it writes nothing, and is no error of the transaction."""
+        rows = insert.text.replace("VALUES (?, ?, ?, ?, ?)", "SELECT ?, ?, ?, ?, ?")
+        return Sql(f"{rows} WHERE EXISTS ({held.text}) RETURNING 1", (*insert.params, *held.params))
+
     def lock_series(self, writer: str, *, exclusive: bool) -> Sequence[Sql]:
         """See `Dialect`. An advisory lock, for whoever waits for it has his turn; a lock of a row is granted to others
         who share it meanwhile. Two writers with one number wait for each other now and then."""

@@ -384,6 +384,22 @@ def _hold(text: re.Match[str]) -> Statement:
     return Statement(waits=run_hold, writes="SELECT FOR SHARE", tables=True)
 
 
+def _insert_held(text: re.Match[str]) -> Statement:
+    """Rows that are written where the claim is held."""
+    inserting, locking = _made(f"{text['insert']} RETURNING 1").waits, _made(text["held"]).waits
+    assert inserting is not None
+    assert locking is not None
+    count = text["insert"].count("?")
+
+    def run_insert(run: Run) -> Waiting:
+        params, run.params = run.params, run.params[count:]
+        found = yield from locking(run)
+        run.params = params[:count]
+        return (yield from inserting(run)) if found else []
+
+    return Statement(waits=run_insert, writes="INSERT", tables=True)
+
+
 def _still_in(text: re.Match[str]) -> Statement:
     said = text["text"]
 
@@ -593,6 +609,11 @@ SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
         r"INSERT INTO busrep_facts \(stream, writer, id, idx, row\) "
         r"""(?:SELECT |VALUES \()\?, \?, nextval\('"(?P<name>\w+)"'\), 0, .*""",
         _insert_anew,
+    ),
+    (
+        r"(?P<insert>INSERT INTO busrep_facts .*) WHERE EXISTS "
+        r"\((?P<held>SELECT 1 FROM busrep_writers WHERE .* FOR SHARE)\) RETURNING 1",
+        _insert_held,
     ),
     (
         r"SELECT CASE WHEN count\(\*\) (?P<one>= 1|< 2) THEN 1 "
