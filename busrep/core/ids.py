@@ -68,6 +68,7 @@ class IdGenerator:
     _tickets: dict[Ticket, None] = attrs.field(factory=dict, init=False)
     finished: Runs = attrs.field(factory=Runs, init=False)  # own, above the position
     heard: Runs = attrs.field(factory=Runs, init=False)  # others' rows that came while a ticket is unanswered
+    _left: int = attrs.field(default=0, init=False)  # the largest ID that was abandoned
     thinned: bool = attrs.field(default=False, init=False)  # whether finished IDs above a ticket were forgotten
     _fenced: WriterFenced | None = attrs.field(default=None, init=False)
 
@@ -86,10 +87,15 @@ class IdGenerator:
 
     @property
     def open_floor(self) -> int:
-        """The largest ID up to which this writer has nothing unfinished. An idle writer may follow the others to there:
-        note it before the own claim is read, see `follow`."""
+        """The largest ID up to which this writer has nothing unfinished."""
         known = next(iter(self._tickets)).known if self._tickets else self.highest
         return min(known, self.firsts[0] - 1) if self.firsts else known
+
+    @property
+    def follows_to(self) -> int:
+        """How far an idle writer may follow the others, and its own abandoned IDs, of which some are not known: note it
+        before the own claim is read, see `follow`."""
+        return self.open_floor if self._tickets or self.firsts else max(self.highest, self._left)
 
     def table_id(self, token: int) -> int:
         """Give the ID as it stands in the table: negated for a negative stream (G17)."""
@@ -106,8 +112,9 @@ class IdGenerator:
         self._tickets[ticket] = None
         return ticket
 
-    def answer(self, ticket: Ticket, ids: Sequence[int], *, exact: bool = True) -> None:
-        """Open the IDs that the sequence gave for ``ticket``. Not ``exact``: they may be more, or fewer.
+    def answer(self, ticket: Ticket, ids: Sequence[int], *, exact: bool = True, kept: bool = True) -> None:
+        """Open the IDs that the sequence gave for ``ticket``. Not ``exact``: they may be more, or fewer. Not ``kept``:
+        the sequence may give them again, unless they are completed: `abandon` them first, then.
 
         Raises `SequenceWentBack` if one of them was known when they were asked for, or is in use; `ValueError` if their
         number is another, or the ticket is not open. Then none is used and the ticket given up.
@@ -122,7 +129,8 @@ class IdGenerator:
                 self.firsts.insert(at, first)
                 self.opened.insert(at, (last, ticket))
             self.own_highest = max(self.own_highest, runs[-1][1])
-            self.highest = max(self.highest, self.own_highest)
+            if kept:
+                self.highest = max(self.highest, runs[-1][1])
         finally:
             # Only now: until its answer stood in the list, the ticket kept the position below it.
             self.give_up(ticket)
@@ -163,14 +171,16 @@ class IdGenerator:
         runs = runs_of(ids)
         if runs and runs[-1][1] > self.own_highest:
             raise ValueError(f"ID {runs[-1][1]} of stream {self.stream!r} was never reserved here")
+        self.highest = max(self.highest, runs[-1][1] if runs else 0)
         self._finish(runs)
 
-    def abandon(self, ids: Iterable[int]) -> None:
+    def abandon(self, ids: Sequence[int]) -> None:
         """Finish IDs that no row has, though the claim was not looked at since they were reserved.
 
         The position does not move to them by themselves: a successor may have the name by now, and rows below. It moves
         over them with a later fact, or as the others are followed.
         """
+        self._left = max(self._left, *ids, 0)
         self._finish(runs_of(ids), moves=False)
 
     def fenced(self, error: WriterFenced) -> None:
@@ -199,7 +209,9 @@ class IdGenerator:
         self.highest = max(self.highest, position)
 
     def follow(self, noted: int) -> None:
-        """Move the position to ``noted``, of `open_floor`, once the claim was read unchanged."""
+        """Move the position to ``noted``, of `follows_to` and at most the sequence's value, once the claim was read
+        unchanged in a transaction that is on the disk."""
+        self.highest = max(self.highest, noted)
         self._move(min(noted, self.open_floor))
 
     def _finish(self, runs: Iterable[tuple[int, int]], *, moves: bool = True) -> None:

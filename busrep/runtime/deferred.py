@@ -22,7 +22,7 @@ class DeferredTransaction(AsyncTransaction):
     a transaction that was begun has none."""
 
     joined = False
-    reserves = False
+    reserves = exclusive = False
 
     def __init__(self, store: FactLog, claim: Claim, own: Set[str]) -> None:
         self._store, self._claim, self._own = store, claim, own
@@ -62,10 +62,6 @@ class DeferredTransaction(AsyncTransaction):
         """See `AsyncTransaction`."""
         return self._begun is not None and self._begun.ended
 
-    async def reserve(self, stream: str, count: int) -> list[int]:
-        """See `AsyncTransaction`: the store does."""
-        raise NotImplementedError
-
     def hand_out(self) -> Any:
         """See `AsyncTransaction`. Raises ConfigError before it has begun, and Unavailable where it could not begin."""
         self._check_not_failed()
@@ -73,8 +69,9 @@ class DeferredTransaction(AsyncTransaction):
             raise ConfigError(NOT_BEGUN)
         return self._begun.hand_out()
 
-    async def begin(self) -> None:
-        """See `AsyncTransaction`; later."""
+    async def begin(self, ids: Mapping[str, int] = {}) -> Mapping[str, Sequence[int]]:  # noqa: ARG002
+        """See `AsyncTransaction`; later. It reserves nothing."""
+        return {}
 
     async def begin_now(self) -> None:
         """Begin, unless it has; one caller at a time. Raises as `AsyncTransaction.begin` does, and ConfigError when the

@@ -99,33 +99,35 @@ class FactBase(FactContents[RowT], abc.ABC):
         try:
             if any(not stream.resettable for stream in self._streams):
                 self._transaction = session.transaction(self._caller)
-            for stream in self._streams:
-                await self._reserve(session, stream)
+            joined = {stream.name: self._count for stream in self._streams if not await self._reserve(session, stream)}
             if self._transaction is not None:
-                await self._transaction.begin()
+                given = await self._transaction.begin(joined)
+                hand_out = session.late_ids.promised if self._transaction.exclusive else session.late_ids.lent
+                for name, ids in given.items():
+                    self._guarded(session, partial(hand_out, self._opened[name], ids))
         except BaseException as error:
             self._without_claim()
             await self._whole(self._end(session, error))
             raise
 
-    async def _reserve(self, session: WriterSession, stream: Stream[Any]) -> None:
-        """Open the fact's IDs of a stream, unless they come as its rows are written. Raises NotAWriter, WriterFenced,
-        SequenceWentBack, Unavailable."""
+    async def _reserve(self, session: WriterSession, stream: Stream[Any]) -> bool:
+        """Open the fact's IDs of a stream, unless they come as its rows are written. False: the transaction gives them
+        as it begins. Raises NotAWriter, WriterFenced, SequenceWentBack, Unavailable."""
         name, opened, transaction = stream.name, self._opened, self._transaction
         session.generator_of(name)
         ask = partial(session.ask, opened, stream, self._count, self._owner(), late=self._unnumbered)
         self._guarded(session, ask)
         if opened[name].late:
-            return
+            return True
         if stream.resettable:
             self._guarded(session, lambda: session.reserved_in_memory(opened[name], self._count))
         elif transaction is not None and transaction.reserves:
-            ids = await transaction.reserve(name, self._count)
-            self._guarded(session, lambda: session.late_ids.promised(opened[name], ids))
+            return False
         else:
             store, claim = session.log
             ids = await store.reserve(name, self._count, claim)
             self._guarded(session, lambda: session.late_ids.reserved(opened[name], ids))
+        return True
 
     async def _begin_late(self) -> AsyncTransaction:
         """The transaction, begun, for a statement of the caller's. Raises ConfigError outside the block, and without
@@ -173,7 +175,7 @@ class FactBase(FactContents[RowT], abc.ABC):
                 await self._begin(session)
                 return
             except WriterFenced:
-                if self._transaction is not None and self._transaction.reserves:
+                if self._transaction is not None and self._transaction.exclusive:
                     raise  # the caller has SQLite's write lock: `ended` wins the name back, if it can be
             except SequenceWentBack as error:
                 await self._look_at_claim(session, error)

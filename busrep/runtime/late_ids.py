@@ -1,7 +1,8 @@
 """Facts whose IDs are known for good only when their transaction has ended.
 
 The sequence is rolled back with the transaction (the caller's, on SQLite), or it gives the IDs as the rows are written
-(9.28). Until then the ID generator knows a ticket, no more.
+(9.28). Until then the ID generator knows a ticket, no more. In the caller's transaction a server gives the IDs: a crash
+may take these back, until anything is committed behind them (9.22).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from busrep.core.ids import IdGenerator, Ticket
+from busrep.errors import SequenceWentBack
 from busrep.streams import Stream
 
 from .open_facts import InDoubt, OpenFacts
@@ -47,8 +49,21 @@ class LateIds:
         self._given_again(one, ids)
         one.given(ids)
 
+    def lent(self, one: OpenFacts, ids: Sequence[int]) -> None:
+        """A server gave these IDs in the caller's transaction. They are open, and until they have rows not known: the
+        server may crash, and give them again. Raises SequenceWentBack; also where that was so, and who asked later has
+        them already: in a thread that was stopped before it took its answer in."""
+        for other in self._pending[self._pending.index(one) + 1 :]:
+            if other.lent and other.stream.name == one.stream.name and not {*ids}.isdisjoint(other.ids):
+                raise SequenceWentBack(one.stream.name, ids[0], other.first)
+        self._given_again(one, ids)
+        assert one.ticket is not None  # noqa: S101 (asked for, and not answered before)
+        self._generators[one.stream.name].answer(one.ticket, ids, kept=False)
+        one.given(ids)
+        one.ticket, one.lent = None, True
+
     def _given_again(self, one: OpenFacts, ids: Iterable[int]) -> None:
-        """The sequence gave these: who was promised one of them before was rolled back."""
+        """The sequence gave these: who was promised, or lent, one of them before was rolled back."""
         given = {*ids}
         for other in self._others(one):
             if not (other.late or given.isdisjoint(other.ids)):
@@ -63,14 +78,18 @@ class LateIds:
     def redeem(self, one: OpenFacts) -> None:
         """The transaction has ended: with rows the IDs are its own, else they are nobody's yet. So are those that never
         came. Raises what `IdGenerator.answer` does."""
-        if one.ticket is None:
+        if one.ticket is None and not one.lent:
             return
-        generator, ticket, one.ticket = self._generators[one.stream.name], one.ticket, None
+        generator, ticket, lent = self._generators[one.stream.name], one.ticket, one.lent
+        one.ticket, one.lent = None, False
         self._pending.remove(one)
         if one.each is None and not any(one.payloads.values()):
-            one.ids = []
-            generator.give_up(ticket)
-        else:
+            ids, one.ids = one.ids, []
+            if lent:
+                generator.abandon(ids)
+            if ticket is not None:
+                generator.give_up(ticket)
+        elif ticket is not None:
             if one.late:
                 self._given_again(one, one.ids)
             generator.answer(ticket, one.ids, exact=not one.late)
@@ -83,8 +102,11 @@ class LateIds:
 
     def may_be_others(self, doubts: Iterable[InDoubt], found: Mapping[tuple[str, int], list[bytes]]) -> bool:
         """Whether rows ``found`` of facts in doubt may be those of a fact that gets its IDs so, and has no answer yet:
-        the IDs were promised, and were given again."""
-        return any(
+        the IDs were promised, and were given again. Or those of one whose IDs were lent, of which the table has not
+        told yet."""
+        lent = {(one.stream.name, id) for one in self._pending if one.lent for id in one.ids}
+        late = {one.stream.name for doubt in doubts for one in doubt.opened if one.late and one.ticket is not None}
+        return any(stream in late and (stream, id) in lent for stream, id in found) or any(
             one.may_have_written(id, rows)
             for doubt in doubts
             for one in doubt.opened

@@ -10,7 +10,7 @@ import attrs
 from busrep.core.ids import Ticket
 from busrep.core.retained import RetainedRows
 from busrep.core.writer import Writer
-from busrep.errors import ConfigError
+from busrep.errors import ConfigError, Unavailable
 from busrep.stores.interface import AsyncTransaction, Unnumbered
 from busrep.streams import Stream
 
@@ -22,9 +22,10 @@ class OpenFacts:
     ``each``: one row per ID, in order; else ``payloads`` holds the rows of an ID, and ``rows`` those of them that
     busrep inserts. ``ticket``: the generator knows no more than that IDs were asked for. They have not come yet, or the
     sequence is rolled back with the transaction (SQLite, the caller's), which has not ended. ``late``: they come as the
-    rows are written, which are in ``unnumbered``. ``void``: the sequence gave the IDs again, so the transaction was
-    rolled back. ``claimed``: a transaction has held the claim since the IDs were reserved, or there is none to hold
-    (9.2). ``first``: 0 before they have come.
+    rows are written, which are in ``unnumbered``. ``lent``: a server gave them in the caller's transaction, and only
+    rows prove that it will not give them again. ``void``: it has, so the transaction was rolled back. ``claimed``: a
+    transaction has held the claim since the IDs were reserved, or there is none to hold (9.2). ``first``: 0 before they
+    have come.
     """
 
     stream: Stream[Any]
@@ -35,6 +36,7 @@ class OpenFacts:
     ticket: Ticket | None = None
     late: bool = False
     unnumbered: Unnumbered | None = None
+    lent: bool = False
     void: bool = False
     claimed: bool = True
     first: int = 0
@@ -46,6 +48,7 @@ class OpenFacts:
 
     def add(self, row: Any, *, insert: bool) -> None:
         """Add a row to the (first) fact."""
+        self._check_not_void()
         payload, id = self.stream.encode(row), self.ids[0]
         payloads = self.payloads.setdefault(id, [])
         if insert:
@@ -65,12 +68,18 @@ class OpenFacts:
 
     def add_each(self, rows: Sequence[Any]) -> None:
         """Add each row as a fact of its own. Raises ConfigError for more or fewer than there are IDs."""
+        self._check_not_void()
         count = len(self.ids) or (self.ticket.count if self.ticket else 0)
         if len(rows) != count:
             raise ConfigError(f"{len(rows)} rows for {count} IDs: pass count={len(rows)} to write()")
         self.each = (rows, self.stream.encode_all(rows))
         if self.late and self.ticket is not None:
             self.unnumbered = Unnumbered(self.ticket.known, self.each[1])
+
+    def _check_not_void(self) -> None:
+        if self.void:
+            reason = "it was rolled back, for its ID was given again since: did the database crash? Write it again"
+            raise Unavailable("the transaction of the fact", reason)
 
     def written(self) -> Sequence[bytes]:
         """The payloads of all rows."""
@@ -80,10 +89,15 @@ class OpenFacts:
 
     def may_have_written(self, id: int, found: list[bytes]) -> bool:
         """Whether the rows found in the table under one of its IDs may be its own. IDs that the sequence takes back are
-        given to others: then the rows tell. A table of the application's may give them back in another form."""
-        if self.ticket is None or self.late or self.stream.table is not None:
+        given to others: then the rows tell, of those that busrep inserts. A table of the application's may give them
+        back in another form."""
+        taken_back = (self.ticket is not None and not self.late) or self.lent
+        if not taken_back or self.stream.table is not None:
             return True
         mine = self.payloads.get(id) if self.each is None else [self.each[1][self.ids.index(id)]]
+        if self.lent and self.each is None:  # the transaction's state tells as well, but it may be another's by now
+            mine = (mine or [])[: len(self.rows.get(id, ()))]
+            found = found[: len(mine)]
         return mine == found
 
     def forget(self) -> None:

@@ -281,7 +281,7 @@ class WriterSession:
         """What the next beat stores, noted before the claim is read (9.27)."""
         whole = not self._hears or self.others.registry_doubted or self._beats_left <= 0
         positions = {name: self.generators[name].position for name in self._durable}
-        noted = {name: self.generators[name].open_floor for name in self._durable}
+        noted = {name: self.generators[name].follows_to for name in self._durable}
         for name in [*positions] if not whole else ():
             behind = self._durable[name].follows and noted[name] > positions[name]
             if len(positions) > 1 and not behind and positions[name] == self._stored.get(name):

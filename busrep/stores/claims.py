@@ -216,26 +216,28 @@ def _repair(dialect: Dialect, stream: str, least: int) -> Plan[None]:
     yield Control.COMMIT
 
 
-def lock_claim(dialect: Dialect, held: Claim) -> Sql:
-    """The first statement of a write transaction (9.4): no row, and the writer is fenced. Answers the marker.
+def lock_claim(dialect: Dialect, held: Claim, ids: Mapping[str, int] = {}) -> Sql:
+    """The first statement of a write transaction (9.4): no row, and the writer is fenced. Answers the marker, its
+    second column is nobody's, and then of each stream of ``ids``, on a server, so many IDs.
 
     It makes the transaction durable as well: what it commits is announced. And the server is the one that was
     noted, on the same timeline: else the writer counts as fenced, and claims its name again.
     """
+    given = "".join(f", {dialect.new_ids(stream, count)}" for stream, count in ids.items())
     return Sql(
-        f"SELECT {dialect.marker}, {dialect.durable} FROM busrep_writers "
+        f"SELECT {dialect.marker}, {dialect.durable}{given} FROM busrep_writers "
         f"WHERE {HELD} AND {dialect.same_server}{dialect.share}",
         (held.writer, held.incarnation),
     )
 
 
-def hold(dialect: Dialect, held: Claim, *begin: Control) -> Plan[object]:
+def hold(dialect: Dialect, held: Claim, *begin: Control, ids: Mapping[str, int] = {}) -> Plan[Row]:
     """Lock the claim until the transaction's end (9.4). ``begin``: what begins it, in the same round trip; nothing for
-    one that is open. Returns the marker. Raises WriterFenced."""
-    answers = yield (*begin, lock_claim(dialect, held))
+    one that is open. Returns the row of `lock_claim`: first of all the marker. Raises WriterFenced."""
+    answers = yield (*begin, lock_claim(dialect, held, ids))
     if not answers[0]:
         raise WriterFenced(held.writer, held.incarnation)
-    return answers[0][0][0]
+    return answers[0][0]
 
 
 def held_in(dialect: Dialect, held: Claim, marker: object) -> Sql:

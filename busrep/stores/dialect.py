@@ -155,6 +155,8 @@ NO_BOOTSTRAP = (
 )
 
 
+# Answers to `Dialect.outcome`.
+OPEN, ROLLED_BACK = "in progress", "aborted"
 # The columns of ``v`` in `Dialect.save`.
 MOVES = (
     ("stream", "text"), ("writer", "text"), ("old", "bigint"), ("new", "bigint"), ("begun", "text"),
@@ -262,6 +264,9 @@ class Dialect(Protocol):
     def columns(self, table: str) -> Sql:
         """The names of a table's columns; none when there is no such table. ``table``: quoted."""
 
+    def new_ids(self, stream: str, count: int) -> str:
+        """An expression that gives new IDs, in the transaction of whoever asks. Of servers only."""
+
     def next_ids(self, stream: str, count: int) -> Sql:
         """Reserve IDs. It answers with each of them, or with the last one alone."""
 
@@ -304,10 +309,8 @@ class Dialect(Protocol):
         """Payloads of rows (token, column...), the columns being those that `picked` names."""
 
     def outcome(self, marker: object) -> Sql | None:
-        """(True,) while that transaction may be open; None when asking is of no use."""
-
-    def rolled_back(self, marker: object) -> Sql | None:
-        """(True,) if that transaction, which has ended, was rolled back; None where the database cannot tell."""
+        """What became of that transaction: `OPEN`, `ROLLED_BACK` or any other text, of one that has ended. None when
+        asking is of no use."""
 
     def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
         """Move ``count`` saved positions, all or none; ``moved``: JSON arrays of what `MOVES` names. Answers (stream,

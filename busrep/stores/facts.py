@@ -12,7 +12,7 @@ import orjson
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.errors import ConfigError, PositionTooOld, WriterFenced
 from busrep.stores.claims import check_answered, check_claim, claim_stands, no_sequence
-from busrep.stores.dialect import Backing, Dialect, row_columns
+from busrep.stores.dialect import OPEN, ROLLED_BACK, Backing, Dialect, row_columns
 from busrep.stores.interface import Claim, FactRows
 from busrep.stores.plans import Answers, Control, NoSuchTable, Plan, Sql, in_transaction, transaction
 from busrep.stores.readers import LOCK_STREAM
@@ -134,14 +134,16 @@ def outcomes(
         Control.COMMIT,
     )
     told = iter(answers)
-    is_open = [question is not None and bool(next(told)[0][0]) for question in questions]
-    if all(is_open):
+    states = ["" if question is None else next(told)[0][0] for question in questions]
+    if all(state == OPEN for state in states):
         return [None] * len(asked)
     found = _found(dialect, rows, list(islice(told, len(rows))))
     check_answered(dialect, held, *told)
+    # Of one that was rolled back no row is: the sequence may have given its IDs again.
+    left = [{} if state == ROLLED_BACK else found for state in states]
     return [
-        None if still else {fact: found[fact] for fact in facts if fact in found}
-        for still, (_, facts) in zip(is_open, asked, strict=True)
+        None if state == OPEN else {fact: rows[fact] for fact in facts if fact in rows}
+        for state, rows, (_, facts) in zip(states, left, asked, strict=True)
     ]
 
 

@@ -177,11 +177,12 @@ class MemoryTransaction(PlannedTransaction):
     async def still_open(self) -> bool:
         return self.open
 
-    async def begin(self) -> None:
+    async def begin(self, ids: Mapping[str, int] = {}) -> Mapping[str, Sequence[int]]:  # noqa: ARG002
         with self.store.world.lock:
             self.store.run(claims.check_claim(self.store.dialect, self.claim))
             self.store.world.open[self.claim.writer] += 1
             self.open = True
+        return {}
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:  # noqa: ARG002
         """See `AsyncTransaction`; there is no connection here to run it on."""

@@ -12,7 +12,7 @@ from busrep.core.snapshots import Agreement
 from busrep.errors import BusrepError, CommitUnknown, Unavailable
 from busrep.settings import Settings
 from busrep.stores import appending, claims, facts, fencing, readers, schema, snapshots
-from busrep.stores.dialect import Dialect, backing_of
+from busrep.stores.dialect import ROLLED_BACK, Dialect, backing_of
 from busrep.stores.interface import (
     Appended,
     AsyncStore,
@@ -26,7 +26,7 @@ from busrep.stores.interface import (
     SavedAt,
     StoreAdmin,
 )
-from busrep.stores.plans import Control, Plan, Sql, T, Unanswered, only
+from busrep.stores.plans import Control, Plan, Row, Sql, T, Unanswered, only
 from busrep.stores.sharing import Appends, Facts, Outcome, Outcomes, Reservations
 from busrep.streams import Registry
 
@@ -203,8 +203,8 @@ class PlannedStore(AsyncStore):
     async def rolled_back(self, marker: object) -> bool:
         if isinstance(marker, PlannedTransaction):
             return await marker.rolled_back()
-        question = self.dialect.rolled_back(marker)
-        return question is not None and bool((await self.read(only(question)))[0][0][0])
+        question = self.dialect.outcome(marker)
+        return question is not None and (await self.read(only(question)))[0][0][0] == ROLLED_BACK
 
     def check_open(self) -> None:
         """Raise Unavailable unless the store is open."""
@@ -229,6 +229,7 @@ class PlannedTransaction(AsyncTransaction):
 
     joined: bool = False
     reserves: bool = False
+    exclusive: bool = False
     connection: Any = None
     at: SavedAt | None = None
 
@@ -238,10 +239,13 @@ class PlannedTransaction(AsyncTransaction):
         self._callers = self._handed_out = connection is not None
         self._pending: list[Sql] = []
 
-    def hold(self, *begin: Control) -> Plan[object]:
-        """Hold the claim until the end, or see that a handler may begin; ``begin`` rides along. Returns the marker."""
+    def hold(self, *begin: Control, ids: Mapping[str, int] = {}) -> Plan[Row]:
+        """Hold the claim until the end, and take ``ids``, or see that a handler may begin; ``begin`` rides along.
+        Returns what `claims.hold` does."""
         dialect = self.store.dialect
-        return claims.hold(dialect, self.claim, *begin) if self.at is None else readers.stands(dialect, self.at, *begin)
+        if self.at is not None:
+            return readers.stands(dialect, self.at, *begin)
+        return claims.hold(dialect, self.claim, *begin, ids=ids)
 
     @property
     def failures(self) -> type[Exception]:
@@ -261,9 +265,6 @@ class PlannedTransaction(AsyncTransaction):
     async def rolled_back(self) -> bool:
         """Whether it is known to have been, once it has ended."""
         return False
-
-    async def reserve(self, stream: str, count: int) -> list[int]:
-        raise NotImplementedError
 
     def hand_out(self) -> Any:
         self._handed_out = True

@@ -15,7 +15,7 @@ from busrep.core.snapshots import LOADED, Agreement, AppliedParts, BootstrapProg
 from busrep.errors import PositionsAheadOfTable, ReaderMoved, SnapshotGone, Unavailable
 from busrep.stores.dialect import Dialect, begin_durably
 from busrep.stores.interface import MIXED, DeadLetter, ReaderState, SavedAt
-from busrep.stores.plans import Control, Plan, SerializationFailed, Sql, Step, in_transaction, transaction
+from busrep.stores.plans import Control, Plan, Row, SerializationFailed, Sql, Step, in_transaction, transaction
 from busrep.stores.schema import EPOCH
 
 # Locked by whoever prunes the stream, and by whoever registers to read it.
@@ -112,8 +112,9 @@ def load(_: Dialect, reader: str) -> Plan[ReaderState]:
     )
 
 
-def stands(_: Dialect, at: SavedAt, *begin: Control) -> Plan[None]:
-    """The first statement of a handler's transaction: ReaderMoved unless this position is saved (9.12).
+def stands(_: Dialect, at: SavedAt, *begin: Control) -> Plan[Row]:
+    """The first statement of a handler's transaction: ReaderMoved unless this position is saved (9.12). Returns that
+    there is no marker.
 
     The save at its end would not show all of it. A failover may have taken back the fact before, with its position, and
     another process under this name may handle that fact again meanwhile: then the position is right again, but what the
@@ -129,6 +130,7 @@ def stands(_: Dialect, at: SavedAt, *begin: Control) -> Plan[None]:
     )
     if not found[0]:
         raise ReaderMoved(at.reader, at.stream, at.writer, at.position)
+    return (None,)
 
 
 def save(

@@ -22,13 +22,14 @@ from busrep.errors import (
     WriterFenced,
 )
 from busrep.stores import claims, schema
-from busrep.stores.interface import Claim, Group
+from busrep.stores.interface import Claim, FactRows, Group
 from busrep.stores.planned import PlannedStore, PlannedTransaction
 from busrep.stores.plans import (
     Control,
     Locked,
     NoSuchTable,
     Plan,
+    Row,
     SerializationFailed,
     Signal,
     Step,
@@ -140,8 +141,10 @@ class ServerStore(PlannedStore):
         except StatementRefused as refused:
             if isinstance(marker, Group) or not isinstance(refused.reason, self.unknown_marker):
                 raise
-            # "in the future": the server crashed before it had written that transaction ID. It is gone.
-            return await super().outcome(claim, None, facts_, above)
+            # "in the future": the server crashed before it had written that transaction ID. It is gone, and the rows
+            # under its IDs, if there are any, are those of whoever was given these again.
+            await super().outcome(claim, None, ())
+            return {}
 
     async def rolled_back(self, marker: object) -> bool:
         try:
@@ -159,8 +162,13 @@ class ServerTransaction(PlannedTransaction):
 
     def __init__(self, store: ServerStore, claim: Claim, connection: Any) -> None:
         super().__init__(store, claim, connection)
-        self.joined = connection is not None and not self._idle()
+        self.joined = self.reserves = connection is not None and not self._idle()
         self._marker: object = None
+        self._own = False  # whether it has rows for a table of the application's
+
+    async def insert(self, stream: str, facts_: Sequence[FactRows]) -> None:
+        self._own = self._own or self.store.dialect.backing(stream).own
+        await super().insert(stream, facts_)
 
     @abc.abstractmethod
     async def _take(self) -> Any:
@@ -192,12 +200,12 @@ class ServerTransaction(PlannedTransaction):
     def ended(self) -> bool:
         return not self.connection.closed and self._idle()
 
-    async def begin(self) -> None:
+    async def begin(self, ids: Mapping[str, int] = {}) -> Mapping[str, Sequence[int]]:
         if self.connection is None:
             self.connection = await self._take()
         begin = (Control.BEGIN,) if self.connection.autocommit and not self.joined else ()  # else the driver sends it
         try:
-            self._marker = await self._lock(*begin)
+            self._marker, *given = await self._lock(*begin, ids=ids)
         except BaseException as error:
             await self.rollback()
             if isinstance(error, Unavailable) and isinstance(error.reason, self.store.serialization_failure):
@@ -205,14 +213,13 @@ class ServerTransaction(PlannedTransaction):
                 # elsewhere: the claim as it is now tells.
                 await self.store.check_claim(self.claim)
             raise
+        found = zip(ids.items(), given[1:], strict=True)
+        return {stream: [one] if count == 1 else one for (stream, count), one in found}
 
-    async def _lock(self, *begin: Control) -> object:
-        """Hold the claim until the transaction's end. Returns the marker."""
-        settings = self.store.settings
-        # A claim that holds the lock gives up in time.
-        wait = 0.0 if self.claim is claims.NO_CLAIM else settings.claim_timeout
+    async def _lock(self, *begin: Control, ids: Mapping[str, int] = {}) -> Row:
+        """Hold the claim until the transaction's end. Returns what `hold` does."""
         try:
-            return await self._run(self.hold(*begin), settings.fetch_timeout + wait)
+            return await self._run(self.hold(*begin, ids=ids), self._lock_wait)
         except WriterFenced:
             if self._callers:
                 await self.store.check_claim(self.claim)
@@ -221,6 +228,12 @@ class ServerTransaction(PlannedTransaction):
                     "the bus's store, or its transaction began before the bus was opened"
                 ) from None
             raise
+
+    @property
+    def _lock_wait(self) -> float:
+        """Seconds for a statement that locks the claim: one that holds the lock gives up in time."""
+        settings = self.store.settings
+        return settings.fetch_timeout + (0.0 if self.claim is claims.NO_CLAIM else settings.claim_timeout)
 
     async def _flush(self, *last: Control, first: Sequence[Step] = (), within: float | None = None) -> None:
         steps: tuple[Step, ...] = (*first, *self._take_pending(), *last)
@@ -294,19 +307,22 @@ class ServerTransaction(PlannedTransaction):
 
         In the caller's hands the lock may be gone: with a savepoint rolled back, or with the whole transaction. What is
         inserted without it would be rows of a writer whose IDs somebody else may have ended meanwhile. So each INSERT
-        takes it again: where it cannot, a question tells why.
+        into busrep's table takes it again, and answers with what it wrote: where that is nothing, a question tells why.
+        An application's table may have triggers and rules, which leave nothing to answer with: it is asked before.
         """
         dialect, pending = self.store.dialect, self._take_pending()
-        held = claims.held_in(dialect, self.claim, self.marker)
-        answers = await self._run(only(*(dialect.while_held(insert, held) for insert in pending)))
-        left = [insert for insert, rows in zip(pending, answers, strict=True) if not rows]
-        if pending and not left:
-            return
-        if await self._lock() != self.marker:
+        if pending and not self._own:
+            held = claims.held_in(dialect, self.claim, self.marker)
+            inserts = [dialect.while_held(insert, held) for insert in pending]
+            if all(await self._run(only(*inserts), self._lock_wait)):
+                return
+        if (await self._lock())[0] != self.marker:
             raise ConfigError(
                 "the transaction of connection= ended inside the block of bus.write(): end it after the block"
             )
-        await self._run(only(*left))  # of a table whose triggers write something else, or nothing
+        if pending and not self._own:
+            raise ConfigError("busrep_facts took a row that is not there now: it has a trigger, or a rule, of yours")
+        await self._run(only(*pending))
 
     async def _after(self, committing: asyncio.Future[None]) -> None:
         await asyncio.wait([committing])

@@ -93,17 +93,19 @@ class AsyncTransaction(Protocol):
 
     @property
     def reserves(self) -> bool:
-        """Whether IDs have to be reserved by `reserve`, before `begin`: in the caller's transaction on SQLite, which
-        has the write lock. If it is rolled back, the sequence gives them again."""
+        """Whether `begin` gives the IDs, for the transaction is the caller's. Only its COMMIT makes them its own: on
+        SQLite ROLLBACK takes them back, on a server a crash before anything was committed behind it."""
 
-    async def reserve(self, stream: str, count: int) -> list[int]:
-        """``count`` new IDs of the stream, until the transaction is rolled back. Raises Unavailable."""
+    @property
+    def exclusive(self) -> bool:
+        """Whether nothing else can be written while it is open: the caller has SQLite's one write lock."""
 
     def hand_out(self) -> Any:
         """The connection, for code of the application's: it may end the transaction itself, which is looked at then."""
 
-    async def begin(self) -> None:
-        """Begin, or join, and lock the claim. Raises WriterFenced, ConfigError, Unavailable."""
+    async def begin(self, ids: Mapping[str, int] = {}) -> Mapping[str, Sequence[int]]:
+        """Begin, or join, and lock the claim. ``ids``: how many IDs of which streams, of one that `reserves`; returned
+        by stream, ascending. Raises WriterFenced, ConfigError, Unavailable."""
 
     async def insert(self, stream: str, facts: Sequence[FactRows]) -> None:
         """Write the rows of these facts. They may be sent as late as with the next ``execute`` or ``commit``."""

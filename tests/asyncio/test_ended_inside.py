@@ -269,8 +269,7 @@ def test_no_row_is_written_in_a_joined_transaction_whose_name_has_a_successor(sq
         connection.execute("CREATE TABLE app (number int)")
         connection.execute("INSERT INTO app VALUES (0)")
         transaction = store.transaction(claim, connection)
-        (token,) = transaction.reserve("orders", 1)
-        transaction.begin()
+        (token,) = transaction.begin({"orders": 1})["orders"]
         connection.commit()
         successor.claim("w", ["orders"], timeout=10.0)
         connection.execute("INSERT INTO app VALUES (1)")

@@ -20,6 +20,7 @@ FOUND = "proof/test_simulation.py::test_what_the_simulator_found_stays_mended"
 FRAMING = "core/test_framing.py::test_"
 HEALTH = "asyncio/test_health.py::test_"
 HOSTILE_MESSAGES = "core/test_hostile_messages.py::test_"
+FACT = "runtime/test_fact.py::test_"
 IDS = "core/test_ids.py::test_"
 LATE_ROWS = "core/test_late_rows.py::test_"
 MUTANTS_GAPS = "asyncio/test_mutants_gaps.py::test_"
@@ -72,7 +73,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "WriterSession.beat_begins",
-                "        noted = {name: self.generators[name].open_floor for name in self._durable}\n",
+                "        noted = {name: self.generators[name].follows_to for name in self._durable}\n",
                 "        noted = {}\n"
                 "        for name, one in self.generators.items():\n"
                 "            noted[name] = one.highest if one.open > 1 else one.open_floor\n",
@@ -96,6 +97,26 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(IDS + "case[G14]",),
+    ),
+    Mutant(
+        name="an-id-that-a-crash-may-take-back-is-known",
+        rule="9.22",
+        harm="The server crashes, and gives the ID of a joined fact again: each write of the stream is refused.",
+        edits=(Edit("IdGenerator.answer", "            if kept:\n", "            if True:\n"),),
+        checks=(
+            IDS + "9_22_an_id_that_a_crash_may_take_back_is_not_known_before_it_has_rows",
+            FACT + "9_22_rolled_back_they_are_no_position_before_they_are_on_the_disk",
+        ),
+    ),
+    Mutant(
+        name="a-joined-fact-that-was-rolled-back-is-never-passed",
+        rule="9.22",
+        harm="An idle writer's position stays below it, whatever it may prove: who waits for it waits in vain.",
+        edits=(Edit("IdGenerator.follows_to", "max(self.highest, self._left)", "self.highest"),),
+        checks=(
+            IDS + "9_22_an_abandoned_id_is_followed_once_a_beat_has_it_on_the_disk",
+            FACT + "9_22_rolled_back_they_are_no_position_before_they_are_on_the_disk",
+        ),
     ),
     Mutant(
         name="a-fact-that-never-began-moves-the-position",

@@ -851,3 +851,39 @@ def test_model() -> None:
     # A model that never gets where it hurts proves nothing.
     assert len(reached) == 5
     assert min(reached.values()) > 50, reached
+
+
+def lent(ids: IdGenerator, *given: int) -> None:
+    ids.answer(ids.ask(len(given), now=0.0), given, kept=False)
+
+
+def test_9_22_an_id_that_a_crash_may_take_back_is_not_known_before_it_has_rows() -> None:
+    """Of the sequence after a crash: it is given again, and that is no mistake."""
+    ids = IdGenerator("orders", position=4, highest=4)
+    lent(ids, 5)
+    assert (ids.highest, ids.open, ids.open_floor) == (4, 1, 4)
+    ids.abandon([5])
+    assert (ids.highest, ids.open, ids.position) == (4, 0, 4)
+    lent(ids, 5)
+    ids.complete_many([5])
+    assert (ids.highest, ids.open, ids.position) == (5, 0, 5)
+    with pytest.raises(SequenceWentBack):
+        lent(ids, 5)
+
+
+def test_9_22_an_abandoned_id_is_followed_once_a_beat_has_it_on_the_disk() -> None:
+    ids = IdGenerator("orders", position=4, highest=4)
+    lent(ids, 5)
+    assert ids.follows_to == 4, "it is open"
+    ids.abandon([5])
+    assert (ids.follows_to, ids.open_floor) == (5, 4)
+    noted = ids.follows_to
+    ticket = ids.ask(now=0.0)
+    assert ids.follows_to == 4
+    ids.follow(noted)
+    assert ids.position == 4, "a reservation is under way, and may be answered with it"
+    ids.give_up(ticket)
+    ids.follow(min(noted, 4))  # the sequence is behind, after a crash
+    assert ids.position == 4
+    ids.follow(noted)
+    assert (ids.position, ids.highest) == (5, 5)

@@ -729,6 +729,33 @@ def test_9_1_and_9_15_a_crash() -> None:
     virtual.run(main())
 
 
+def test_9_22_a_crash_takes_back_ids_that_nothing_was_committed_behind() -> None:
+    """Of a joined transaction; those of any other have a COMMIT of their own."""
+
+    async def main() -> None:
+        async with world() as at:
+            jumps = []
+            for _ in range(20):
+                (own,) = await at.store.reserve("orders", 1)
+                connection = await at.path.connect()
+                await connection.begin()
+                joined = at.store.transaction(at.claim, connection)
+                assert await joined.begin({"orders": 1}) == {"orders": [own + 1]}
+                at.database.crash(at.dice)
+                connection.discard()
+                while True:
+                    try:
+                        (token,) = await at.store.reserve("orders", 1)
+                    except Unavailable:
+                        continue
+                    break
+                jumps.append(token - own - 1)
+            assert min(jumps) == 0, "it was given again"
+            assert max(jumps) > 1
+
+    virtual.run(main())
+
+
 def test_9_1_a_marker_that_a_crash_has_forgotten() -> None:
     async def main() -> None:
         async with world() as at:

@@ -6,6 +6,7 @@ from tests.mutant import SIMULATOR, Edit, Mutant
 
 APPENDING = "asyncio/test_appending.py::test_"
 BEAT = "runtime/test_beat.py::test_9_27_"
+FACT = "runtime/test_fact.py::test_"
 BUS = "asyncio/test_bus.py::test_"
 CACHED = "caches/test_cached.py::test_"
 ENDED_INSIDE = "asyncio/test_ended_inside.py::test_"
@@ -583,6 +584,59 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="The linear position of its stream stands meanwhile.",
         edits=(Edit("OtherWriters.heard", "if joined or (incarnation is None and claim is not None):", "if joined:"),),
         checks=(BEAT + "a_writer_of_single_lines_is_followed_through_the_registry_at_every_beat",),
+    ),
+    Mutant(
+        name="a-joined-fact-that-was-rolled-back-is-a-position",
+        rule="9.22",
+        harm="Announced before it is on the disk: a crash, and this writer's next row has that ID, and is lost.",
+        edits=(
+            Edit(
+                "LateIds.redeem",
+                "                generator.abandon(ids)\n",
+                "                generator.complete_many(ids)\n",
+            ),
+        ),
+        checks=(FACT + "9_22_rolled_back_they_are_no_position_before_they_are_on_the_disk",),
+    ),
+    Mutant(
+        name="a-joined-fact-keeps-an-id-that-was-given-again",
+        rule="9.22",
+        harm="The server has crashed: who is given the ID next is told that the sequence went back.",
+        edits=(
+            Edit("LateIds.lent", "        self._given_again(one, ids)\n", ""),
+            Edit("LateIds.reserved", "        self._given_again(one, ids)\n", ""),
+        ),
+        checks=(
+            FACT + "9_22_an_id_that_is_given_again_shows_that_its_fact_was_rolled_back[joined]",
+            FACT + "9_22_an_id_that_is_given_again_shows_that_its_fact_was_rolled_back[reserved]",
+        ),
+    ),
+    Mutant(
+        name="any-row-under-its-id-is-a-joined-fact-s",
+        rule="9.22",
+        harm="After a crash it is published with the row of who has its ID now, which is told that it wrote nothing.",
+        edits=(
+            Edit(
+                "OpenFacts.may_have_written",
+                "(self.ticket is not None and not self.late) or self.lent",
+                "self.ticket is not None and not self.late",
+            ),
+        ),
+        checks=(FACT + "9_22_rows_of_another_fact_under_its_id_are_not_a_joined_fact_s",),
+    ),
+    Mutant(
+        name="an-answer-that-is-taken-in-late-is-the-newer-one",
+        rule="9.22",
+        harm="A thread stops, the server crashes, and the committed fact of who was given its ID since is lost.",
+        edits=(Edit("LateIds.lent", "if other.lent and other.stream", "if False and other.stream"),),
+        checks=(FACT + "9_22_an_answer_that_is_taken_in_late_voids_nobody",),
+    ),
+    Mutant(
+        name="facts-in-doubt-do-not-wait-for-joined-ones",
+        rule="9.28",
+        harm="A row in doubt passes for a joined fact's, which was rolled back: it is published by nobody.",
+        edits=(Edit("LateIds.may_be_others", "(stream, id) in lent for", "False for"),),
+        checks=(FACT + "9_28_facts_in_doubt_get_no_id_of_a_joined_fact_that_is_not_told_yet",),
     ),
     Mutant(
         name="known-facts-pass-for-those-in-doubt",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -35,11 +35,13 @@ UNKNOWN = CommitUnknown("mark", OSError("no answer"))
 class Log:
     """A store that gives IDs, and a transaction whose steps fail as the test says."""
 
-    reserves = False
+    exclusive = False
     claimed = True
 
-    def __init__(self, fails: dict[str, BaseException], *, known: bool = True, joined: bool = False) -> None:
-        self.fails, self.known, self.joined = fails, known, joined
+    def __init__(
+        self, fails: dict[str, BaseException], *, known: bool = True, joined: bool = False, reserves: bool = False
+    ) -> None:
+        self.fails, self.known, self.joined, self.reserves = fails, known, joined or reserves, reserves
         self.marker: object = None
         self.connection = None
         self.last = 0
@@ -64,9 +66,14 @@ class Log:
         appended.group = Group()
         self.step("append")
 
-    async def begin(self) -> None:
+    async def begin(self, ids: Mapping[str, int] = {}) -> Mapping[str, Sequence[int]]:
         self.step("begin")
-        self.marker = "mark"
+        self.marker = f"mark {len(self.steps)}"
+        found = {}
+        for stream, count in ids.items():
+            self.last += count
+            found[stream] = range(self.last - count + 1, self.last + 1)
+        return found
 
     async def insert(self, stream: str, facts: Sequence[Any]) -> None:
         self.step("insert")
@@ -366,3 +373,125 @@ def test_a_stream_that_is_not_written_here() -> None:
     del session.generators["orders"]
     with pytest.raises(NotAWriter):
         Life(session).run()
+
+
+# -- IDs that a server gives in the caller's transaction
+
+
+def ended(session: WriterSession, number: int = 0) -> bool:
+    """Ask what became of one transaction in doubt."""
+    return complete(settle(session, [session.doubts[number]], lambda step: step()))
+
+
+def test_9_22_a_joined_fact_s_ids_come_with_its_claim() -> None:
+    log = Log({}, reserves=True)
+    session, ids = session_on(log), None
+    Life(session).run()
+    ids = session.generators["orders"]
+    assert log.steps == ["transaction", "begin", "insert", "commit"]
+    assert (ids.open, ids.highest, ids.position, session.unfinished) == (1, 0, 0, True)
+    log.found = {("orders", 1): [b'[1,"new"]']}
+    assert ended(session)
+    assert (ids.position, ids.highest, len(published(session)), session.unfinished) == (1, 1, 1, False)
+
+
+def test_9_22_rolled_back_they_are_no_position_before_they_are_on_the_disk() -> None:
+    """A crash would take them back, and this writer would be given one that readers have passed."""
+    log = Log({}, reserves=True)
+    session = session_on(log)
+    Life(session).run()
+    log.found = {}
+    assert ended(session)
+    ids = session.generators["orders"]
+    assert (ids.position, ids.open, ids.follows_to, session.unfinished) == (0, 0, 1, False)
+    assert session.beat_begins().noted == {"orders": 1}
+    log.last = 0  # it has crashed
+    Life(session).run()
+    log.found = {("orders", 1): [b'[1,"new"]']}
+    assert ended(session)
+    assert (ids.position, len(published(session))) == (1, 1)
+
+
+@pytest.mark.parametrize("how", ["joined", "reserved"])
+def test_9_22_an_id_that_is_given_again_shows_that_its_fact_was_rolled_back(how: str) -> None:
+    """Before the database was asked what became of it."""
+    log = Log({}, reserves=True)
+    session = session_on(log)
+    Life(session).run()
+    log.last = 0  # it has crashed
+    log.found = {("orders", 1): [b'[1,"new"]']}
+    if how == "joined":
+        Life(session).run()
+        assert session.generators["orders"].open == 1
+        assert ended(session, 1)
+    else:
+        log.reserves = log.joined = False
+        Life(session).run()
+    assert len(published(session)) == session.rows == 1
+    assert ended(session)
+    assert (session.doubts, published(session), session.rows) == ([], [], 1)
+    assert session.generators["orders"].position == 1
+
+
+def test_9_28_facts_in_doubt_get_no_id_of_a_joined_fact_that_is_not_told_yet() -> None:
+    """Its rows may be in the table by now; or it was rolled back, the server has crashed, and the ID is theirs."""
+    log = Log({}, reserves=True)
+    session = session_on(log)
+    Life(session).run()
+    late = session.late_ids.asked(orders, session.generators["orders"].ask(now=0.0), late=True)
+    late.add_each([Order(1, "new")])
+    found = {("orders", 1): [b'[1,"new"]']}
+    doubt = InDoubt(Group(), [late])
+    assert session.late_ids.may_be_others([doubt], found)
+    assert not session.late_ids.may_be_others([doubt], {("orders", 2): [b"[1]"]})
+    log.found = {}
+    assert ended(session)
+    assert not session.late_ids.may_be_others([doubt], found)
+    assert session.late_ids.find(late, found)
+    assert late.ids == [1]
+
+
+def test_9_22_rows_of_another_fact_under_its_id_are_not_a_joined_fact_s() -> None:
+    """After a crash both its ID and the server's number of its transaction were given again, and that one is committed:
+    the row is of a fact whose answer was lost."""
+    log = Log({}, reserves=True)
+    session = session_on(log)
+    Life(session).run()
+    late = session.late_ids.asked(orders, session.generators["orders"].ask(now=0.0), late=True)
+    late.add_each([Order(2, "other")])
+    group = Group()
+    group.settled = True
+    session.doubts.append(InDoubt(group, [late], sent=True))
+    log.found = {("orders", 1): [b'[2,"other"]']}
+    assert ended(session)
+    assert ended(session)
+    assert (late.ids, session.rows, session.doubts, session.torn) == ([1], 1, [], False)
+    assert [line.rpartition(" ")[2] for line in published(session)] == ['[2,"other"]']
+
+
+def test_9_22_an_answer_that_is_taken_in_late_voids_nobody() -> None:
+    """A thread was stopped with it, the server has crashed, and another thread was given the ID again."""
+    log = Log({}, reserves=True)
+    session = session_on(log)
+    stopped = session.late_ids.asked(orders, session.generators["orders"].ask(now=0.0), late=False)
+    Life(session).run()
+    with pytest.raises(SequenceWentBack):
+        session.late_ids.lent(stopped, [1])
+    session.late_ids.redeem(stopped)
+    log.found = {("orders", 1): [b'[1,"new"]']}
+    assert ended(session)
+    assert (session.rows, len(published(session))) == (1, 1)
+
+
+def test_9_22_who_has_lost_its_id_is_told_as_it_adds_a_row() -> None:
+    log = Log({}, reserves=True)
+    session = session_on(log)
+    fact = Life(session)
+    fact._begin_once()
+    complete(fact._begin(session))
+    fact._state = FactState.OPEN
+    log.last = 0  # it has crashed
+    Life(session).run()
+    for add in (lambda: fact.add(Order(1, "new")), lambda: fact.add_each([Order(1, "new")])):
+        with pytest.raises(Unavailable, match="its ID was given again"):
+            add()

@@ -32,6 +32,7 @@ SIM_STORE = "proof/test_sim_store.py::test_"
 SNAPSHOTS_POSTGRES = "stores/test_snapshots_postgres.py::test_"
 SNAPSHOTS_STORE_POSTGRES = "stores/test_snapshots_store.py::TestPostgres::test_"
 SNAPSHOTS_STORE_SQLITE = "stores/test_snapshots_store.py::TestSqlite::test_"
+JOINED = "stores/test_joined.py::test_"
 STORES_POSTGRES = "stores/test_stores.py::TestPostgres::test_"
 STORES_SQLITE = "stores/test_stores.py::TestSqlite::test_"
 STORE_EDGES = "stores/test_store_edges.py::test_"
@@ -62,7 +63,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="outcome-does-not-wait-for-the-end",
         rule="9.1",
         harm="A transaction still open on the server is taken for rolled back; when it commits its rows are skipped.",
-        edits=(Edit("facts.outcomes", "bool(next(told)[0][0]) for", "bool(next(told)[0][0]) and False for"),),
+        edits=(Edit("facts.outcomes", "else next(told)[0][0] for", "else next(told)[0][0].replace(OPEN, '') for"),),
         checks=(
             SIMULATOR,
             STORES_POSTGRES + "9_1_outcome_open_committed_and_rolled_back",
@@ -167,9 +168,9 @@ MUTANTS: tuple[Mutant, ...] = (
                 """\
     if not answers[0]:
         raise WriterFenced(held.writer, held.incarnation)
-    return answers[0][0][0]
+    return answers[0][0]
 """,
-                "    return answers[0][0][0] if answers[0] else None\n",
+                "    return answers[0][0] if answers[0] else (None, '', *(0 for _ in ids))\n",
             ),
         ),
         checks=(
@@ -850,8 +851,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "ServerTransaction._leave_to_caller",
-                "        if await self._lock() != self.marker:\n",
-                "        if await self._lock() is None:\n",
+                "        if (await self._lock())[0] != self.marker:\n",
+                "        if (await self._lock())[0] is None:\n",
             ),
         ),
         checks=(BUS + "a_transaction_that_ends_inside_the_block_is_told",),
@@ -880,6 +881,68 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A savepoint took the lock along: the name is finished before COMMIT, and the fact is above its end.",
         edits=(Edit("held_in", "<> ''{dialect.share}", "<> ''"),),
         checks=(BUS + "what_a_savepoint_took_along_a_joined_fact_has_again_at_its_end",),
+    ),
+    Mutant(
+        name="rows-under-an-id-given-again-are-a-rolled-back-fact-s",
+        rule="9.22",
+        harm="After a crash a joined fact that was rolled back is published with the rows of who has its ID now.",
+        edits=(Edit("facts.outcomes", "if state == ROLLED_BACK else", "if False else"),),
+        checks=(JOINED + "9_22_of_a_transaction_that_was_rolled_back_no_row_is_its_own",),
+    ),
+    Mutant(
+        name="a-transaction-that-a-crash-took-has-rows",
+        rule="9.1",
+        harm="The server has forgotten it, and given its ID again: the other fact's rows are published as its own.",
+        edits=(
+            Edit(
+                "ServerStore.outcome",
+                "            return {}\n",
+                "            return await super().outcome(claim, None, facts_)\n",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "9_1_several_transactions_are_asked_after_at_once",),
+    ),
+    Mutant(
+        name="the-id-of-a-joined-fact-is-another-round-trip",
+        rule="9.4",
+        harm="Three round trips for a fact in the caller's transaction, where two do.",
+        edits=(
+            Edit(
+                "ServerTransaction._leave_to_caller",
+                "            if all(await self._run(only(*inserts), self._lock_wait)):\n",
+                "            if all(await self._run(only(*inserts))) and (await self._lock())[0] == self.marker:\n",
+            ),
+        ),
+        checks=(JOINED + "a_joined_fact_costs_its_caller_two_round_trips",),
+    ),
+    Mutant(
+        name="of-an-application-s-table-the-answer-is-believed",
+        rule="9.4",
+        harm="Rows that a trigger puts into another table are written twice, or a rule has the transaction fail.",
+        edits=(
+            Edit(
+                "ServerTransaction._leave_to_caller",
+                "        if pending and not self._own:\n            held",
+                "        if pending:\n            held",
+            ),
+        ),
+        checks=(
+            JOINED + "rows_of_a_table_that_puts_them_elsewhere_are_written_once[by a trigger]",
+            JOINED + "rows_of_a_table_that_puts_them_elsewhere_are_written_once[by a rule]",
+        ),
+    ),
+    Mutant(
+        name="a-row-that-busrep-s-table-did-not-take-is-a-fact-s",
+        rule="9.1",
+        harm="A trigger on busrep_facts keeps rows out: what the application told of is published to nobody.",
+        edits=(
+            Edit(
+                "ServerTransaction._leave_to_caller",
+                "        if pending and not self._own:\n            raise",
+                "        if False:\n            raise",
+            ),
+        ),
+        checks=(JOINED + "a_trigger_of_busrep_s_own_table_that_drops_rows_is_told",),
     ),
     Mutant(
         name="a-savepoint-takes-the-disk-along",
@@ -1220,8 +1283,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "lock_claim",
-                'f"SELECT {dialect.marker}, {dialect.durable} FROM busrep_writers "',
-                "f\"SELECT {dialect.marker}, '' FROM busrep_writers \"",
+                'f"SELECT {dialect.marker}, {dialect.durable}{given} FROM busrep_writers "',
+                "f\"SELECT {dialect.marker}, ''{given} FROM busrep_writers \"",
             ),
         ),
         checks=(
@@ -1652,8 +1715,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "ServerTransaction._lock",
-                "self._run(self.hold(*begin), settings.fetch_timeout + wait)",
-                "self._run(self.hold(*begin))",
+                "self._run(self.hold(*begin, ids=ids), self._lock_wait)",
+                "self._run(self.hold(*begin, ids=ids))",
             ),
         ),
         checks=(SESSIONS_ENDED + "a_fact_s_begin_has_a_deadline",),
@@ -2408,7 +2471,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="of-transactions-asked-after-together-an-open-one-has-ended",
         rule="9.1",
         harm="A fact of the caller's transaction is announced as empty, and committed a moment later: lost.",
-        edits=(Edit("facts.outcomes", "None if still else", "None if 0 else"),),
+        edits=(Edit("facts.outcomes", "None if state == OPEN else", "None if 0 else"),),
         checks=(SIMULATOR, STORES_POSTGRES + "9_1_several_transactions_are_asked_after_at_once"),
     ),
     Mutant(

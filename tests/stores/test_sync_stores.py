@@ -286,8 +286,7 @@ def test_sqlite_facts_on_the_callers_connection(sqlite_url: str, options: dict[s
                 connection.execute("BEGIN")
                 transaction = store.transaction(claim, connection)
                 assert (transaction.joined, transaction.reserves) == (True, True)
-                (token,) = transaction.reserve("orders", 1)
-                transaction.begin()
+                (token,) = transaction.begin({"orders": 1})["orders"]
                 transaction.insert("orders", [(token, [[2]], [b"[2]"])])
                 transaction.commit()
                 assert store.outcome(claim, transaction.marker, [("orders", token)]) is None

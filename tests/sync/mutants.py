@@ -181,7 +181,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.1",
         harm="Rows that the caller rolled back are published.",
         edits=(
-            Edit("PostgresDialect.rolled_back", "= 'aborted'", "= 'unknown'"),
+            Edit("PlannedStore.rolled_back", "== ROLLED_BACK", "== None"),
             Edit("JoinedSqliteTransaction.rolled_back", "        return not await", "        return False and await"),
         ),
         checks=(
@@ -196,8 +196,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "LateIds.redeem",
-                "        if one.ticket is None:\n",
-                "        if one.ticket is None or not one.ids:\n",
+                "        if one.ticket is None and not one.lent:\n",
+                "        if (one.ticket is None and not one.lent) or not one.ids:\n",
             ),
         ),
         checks=(WRITING + "a_reservation_that_failed_is_given_up_whatever_comes",),

@@ -203,6 +203,11 @@ class PostgresDialect(Dialect):
             repeated=True,
         )
 
+    def new_ids(self, stream: str, count: int) -> str:
+        """An expression: one new ID, or an array of them. Only COMMIT has them on the disk, see `next_ids`."""
+        one = f"nextval('\"{sequence_name(stream)}\"')"
+        return one if count == 1 else f"ARRAY(SELECT {one} FROM generate_series(1, {count:d}))"
+
     def sequence(self, stream: str) -> Sql:
         name = sequence_name(stream)
         return Sql(
@@ -329,11 +334,7 @@ class PostgresDialect(Dialect):
         """See `Dialect`. NULL: so long ago that the server has forgotten it."""
         if marker is None:  # never begun
             return None
-        return Sql("SELECT coalesce(pg_xact_status(?::xid8) = 'in progress', FALSE)", (str(marker),), repeated=True)
-
-    def rolled_back(self, marker: object) -> Sql | None:
-        """See `Dialect`."""
-        return Sql("SELECT coalesce(pg_xact_status(?::xid8) = 'aborted', FALSE)", (str(marker),))
+        return Sql("SELECT coalesce(pg_xact_status(?::xid8), '')", (str(marker),), repeated=True)
 
     def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
         """See `Dialect`. Locked first, so that what was counted is what is updated. Durable: `wait_for` returned for

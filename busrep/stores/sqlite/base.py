@@ -245,7 +245,7 @@ class SqliteTransaction(PlannedTransaction, Holder):
             return self.store.run(connection, plan)
         return await self.store.in_thread(WRITE, lambda: self.store.run(connection, plan))
 
-    async def begin(self) -> None:
+    async def begin(self, ids: Mapping[str, int] = {}) -> Mapping[str, Sequence[int]]:  # noqa: ARG002
         """See `AsyncTransaction`. The write lock itself keeps any successor from claiming meanwhile."""
         ours = False
         try:
@@ -263,6 +263,7 @@ class SqliteTransaction(PlannedTransaction, Holder):
             else:
                 self.store.turn.leave(self)
             raise
+        return {}
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         self._handed_out = True

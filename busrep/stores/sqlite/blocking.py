@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from busrep.errors import BusrepError, ConfigError, Unavailable
 from busrep.settings import Settings
@@ -119,8 +119,7 @@ class JoinedSqliteTransaction(SqliteTransaction):
     of the ROLLBACK.
     """
 
-    joined = True
-    reserves = True
+    joined = reserves = exclusive = True
 
     def __init__(self, store: FileStore, claim: Claim, connection: sqlite3.Connection | None) -> None:
         super().__init__(store, claim, connection)
@@ -160,7 +159,7 @@ class JoinedSqliteTransaction(SqliteTransaction):
                 return True
         return False
 
-    async def reserve(self, stream: str, count: int) -> list[int]:
+    async def _reserve(self, stream: str, count: int) -> list[int]:
         """IDs that are ours unless the transaction is rolled back. It takes the write lock. Raises Unavailable."""
         try:
             ids = await self._run(facts.reserve(self.store.dialect, stream, count))
@@ -173,10 +172,12 @@ class JoinedSqliteTransaction(SqliteTransaction):
         self._reserved[stream] = ids[-1]
         return ids
 
-    async def begin(self) -> None:
-        """See `AsyncTransaction`. `reserve` has taken the write lock, which keeps any successor out."""
+    async def begin(self, ids: Mapping[str, int] = {}) -> Mapping[str, Sequence[int]]:
+        """See `AsyncTransaction`. To reserve takes the write lock, which keeps any successor out."""
+        found = {stream: await self._reserve(stream, count) for stream, count in ids.items()}
         await self._run(claims.hold(self.store.dialect, self.claim))
         self._mark = Mark(self.connection, self.store.path)
+        return found
 
     async def commit(self) -> None:
         pending = self._take_pending()

@@ -112,6 +112,9 @@ class SqliteDialect(Dialect):
     def hold(self, held: Sql) -> Sql:
         return Sql(f"SELECT 1 FROM busrep_writers WHERE {held.text}", held.params)
 
+    def new_ids(self, stream: str, count: int) -> str:
+        raise NotImplementedError
+
     def insert_numbering(self, stream: str, writer: str, payloads: Sequence[bytes]) -> Sql:
         raise NotImplementedError
 
@@ -147,8 +150,6 @@ class SqliteDialect(Dialect):
     def outcome(self, marker: object) -> Sql | None:
         """See `Dialect`; the store knows by itself."""
         return None
-
-    rolled_back = outcome
 
     def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
         values = self.values(*MOVES)

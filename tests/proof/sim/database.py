@@ -245,6 +245,9 @@ class Server:
             request.changed = True
             session.connection.path.commits += 1
             self.committing(txn)
+            if (txn.synchronous_commit or self.synchronous_commit) != "off":  # the log is on the disk up to here
+                for sequence in txn.state.sequences.values():
+                    sequence.flushed = sequence.given
         txn.state.commit(txn, self.now(), self.horizon)
         if txn.locks:
             self._granted += release(txn)
@@ -461,12 +464,13 @@ class SimDatabase(Server):
     # -- operators, and faults
 
     def crash(self, dice: random.Random) -> None:
-        """All sessions are gone, what was open is rolled back, sequences jump, late transaction IDs are forgotten."""
+        """All sessions are gone, what was open is rolled back, late transaction IDs are forgotten. Sequences go back to
+        what was on the disk, where that was written before their last values, or jump."""
         self.end_all()
         state = self.state
         for sequence in state.sequences.values():
             if sequence.given:
-                sequence.given += dice.randint(0, LOGGED_AHEAD)
+                sequence.given = dice.randint(sequence.flushed, sequence.given + LOGGED_AHEAD)
         state.next_xid = dice.randint(state.durable_xid, state.next_xid)
         state.statuses = {xid: status for xid, status in state.statuses.items() if xid < state.next_xid}
 

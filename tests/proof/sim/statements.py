@@ -139,9 +139,12 @@ def _locking(tree: sql.Select) -> Statement:
     items = listed([value for value, _ in tree.items], scope)
     mode = SHARE if tree.lock == "SHARE" else EXCLUSIVE
     noting = claims(tree)
+    sequences = [value[2][0][1].strip('"') for value, _ in tree.items if value[:2] == ("call", "nextval")]
 
     def run_select(run: Run) -> Waiting:
         answer = []
+        for name in sequences:
+            yield from _unlocked(run, sequence_named(run, name))
         for record, seen in find(run):
             newest = yield from locked(run, record, seen, mode, condition)
             if newest is not None:
@@ -332,6 +335,12 @@ def durably(run: Run) -> str:
     return run.txn.synchronous_commit
 
 
+def _unlocked(run: Run, sequence: Numbers) -> Generator[Wait, None, None]:
+    """Wait while ALTER SEQUENCE holds it."""
+    while sequence.lock.lockers and run.txn not in sequence.lock.lockers:
+        yield Wait(sequence.lock, run.txn, SHARE)
+
+
 def _nextval(text: re.Match[str]) -> Statement:
     name, durable = text["name"], text["durable"]
 
@@ -339,15 +348,14 @@ def _nextval(text: re.Match[str]) -> Statement:
         sequence = sequence_named(run, name)
         if not durable and run.server.synchronous_commit == "off" and run.txn.synchronous_commit is None:
             run.server.violations.append(f"IDs of {name} were given without synchronous_commit")
-        while sequence.lock.lockers and run.txn not in sequence.lock.lockers:
-            # ALTER SEQUENCE holds it.
-            yield Wait(sequence.lock, run.txn, SHARE)
+        yield from _unlocked(run, sequence)
         first = sequence.given + 1
         sequence.given += run.params[0] if run.params else 1
         ids = range(first, sequence.given + 1)  # a failover leaves out 100,000
         if not durable:
             return [(id,) for id in ids]
         setting = durably(run)
+        sequence.flushed = sequence.given  # it writes an empty message, and its own COMMIT waits for the disk
         return [(id, setting, False) for id in ids]
 
     return Statement(waits=run_nextval, writes="nextval()")
@@ -361,10 +369,7 @@ def _insert_anew(text: re.Match[str]) -> Statement:
     assert inserting is not None
 
     def run_insert(run: Run) -> Waiting:
-        sequence = sequence_named(run, name)
-        while sequence.lock.lockers and run.txn not in sequence.lock.lockers:
-            # ALTER SEQUENCE holds it.
-            yield Wait(sequence.lock, run.txn, SHARE)
+        yield from _unlocked(run, sequence_named(run, name))
         return (yield from inserting(run))
 
     return Statement(waits=run_insert, writes="INSERT", tables=True)
@@ -454,7 +459,7 @@ def _setval(text: re.Match[str]) -> Statement:
         value, least = run.params
         if sequence.given >= least:
             return []
-        sequence.given = value
+        sequence.given = sequence.flushed = value
         return [(value,)]
 
     return Statement(rows=run_setval, writes="setval()")

@@ -233,10 +233,12 @@ class Table:
 
 @attrs.define(eq=False)
 class Numbers:
-    """A sequence: the highest value it gave, and what 9.15 verifies. ``lock``: what ALTER SEQUENCE locks."""
+    """A sequence: the highest value it gave, and what 9.15 verifies. ``lock``: what ALTER SEQUENCE locks. ``flushed``:
+    the value that a crash cannot take back."""
 
     lock: Record
     given: int = 0
+    flushed: int = 0
     cache: int = 1
     cycle: bool = False
     increment: int = 1
@@ -350,7 +352,7 @@ class State:
                 record.csn, record.values = state.csn, values
             state.tables[name].changed()
         for name, given in checkpoint.sequences.items():
-            state.sequences[name] = Numbers(state.named(name), given)
+            state.sequences[name] = Numbers(state.named(name), given, given)
         state.serials = dict(checkpoint.serials)
         state.statuses = {xid: "aborted" if was == "in progress" else was for xid, was in checkpoint.statuses.items()}
         state.next_xid = state.durable_xid = checkpoint.next_xid
