@@ -552,11 +552,11 @@ def test_the_end_of_a_fact_without_an_answer_holds_up_no_other(on_postgres: Depl
                 while last is None:
                     with contextlib.suppress(Unavailable):  # the connections that nobody has used since
                         last = await write(writer, 3)
-                await reader.wait_for(orders, "w1", last, timeout=25)
+                await reader.wait_for(orders, "w1", last, timeout=80)  # busy, a machine takes two seconds for anything
                 assert seen.numbers == ([1, 2, 3] if "answer" in how else [1, 3])
                 assert writer.statistics()["writer"]["in_doubt"] == 0
 
-    run(main(), timeout=60)
+    run(main())
 
 
 def test_shutdown_while_redis_and_the_database_are_away_ends_in_time(on_postgres: Deployment) -> None:
