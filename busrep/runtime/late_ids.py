@@ -104,9 +104,10 @@ class LateIds:
         """Whether rows ``found`` of facts in doubt may be those of a fact that gets its IDs so, and has no answer yet:
         the IDs were promised, and were given again. Or those of one whose IDs were lent, of which the table has not
         told yet."""
-        lent = {(one.stream.name, id) for one in self._pending if one.lent for id in one.ids}
         late = {one.stream.name for doubt in doubts for one in doubt.opened if one.late and one.ticket is not None}
-        return any(stream in late and (stream, id) in lent for stream, id in found) or any(
+        others = (one for one in self._pending if one.lent and one.stream.name in late)
+        lent = {(one.stream.name, id) for one in others for id in one.ids}
+        return not lent.isdisjoint(found) or any(
             one.may_have_written(id, rows)
             for doubt in doubts
             for one in doubt.opened

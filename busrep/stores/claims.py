@@ -217,8 +217,8 @@ def _repair(dialect: Dialect, stream: str, least: int) -> Plan[None]:
 
 
 def lock_claim(dialect: Dialect, held: Claim, ids: Mapping[str, int] = {}) -> Sql:
-    """The first statement of a write transaction (9.4): no row, and the writer is fenced. Answers the marker, its
-    second column is nobody's, and then of each stream of ``ids``, on a server, so many IDs.
+    """The first statement of a write transaction (9.4): no row, and the writer is fenced. Answers the marker,
+    the setting that it made, and on a server, of each stream in ``ids``, so many new IDs.
 
     It makes the transaction durable as well: what it commits is announced. And the server is the one that was
     noted, on the same timeline: else the writer counts as fenced, and claims its name again.
