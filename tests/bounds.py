@@ -183,7 +183,7 @@ class Bound:
 
 
 BOUNDS = (
-    Bound(wheel_lines, 22_000, 33_557),
+    Bound(wheel_lines, 22_000, 33_554),
     Bound(largest_class, 300, 299),
     Bound(largest_file, 400, 388),
     Bound(largest_core_file, 250, 250),

@@ -105,9 +105,8 @@ class LateIds:
         the IDs were promised, and were given again. Or those of one whose IDs were lent, of which the table has not
         told yet."""
         late = {one.stream.name for doubt in doubts for one in doubt.opened if one.late and one.ticket is not None}
-        others = (one for one in self._pending if one.lent and one.stream.name in late)
-        lent = {(one.stream.name, id) for one in others for id in one.ids}
-        return not lent.isdisjoint(found) or any(
+        lent = {(one.stream.name, id) for one in self._pending if one.lent for id in one.ids} if late else set()
+        return any(stream in late and (stream, id) in lent for stream, id in found) or any(
             one.may_have_written(id, rows)
             for doubt in doubts
             for one in doubt.opened

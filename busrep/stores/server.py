@@ -321,9 +321,7 @@ class ServerTransaction(PlannedTransaction):
                 "the transaction of connection= ended inside the block of bus.write(): end it after the block"
             )
         if pending and not self._own:
-            raise ConfigError(
-                "busrep_facts did not take a row: it has a trigger, or a rule, that keeps rows out. Remove that"
-            )
+            raise ConfigError("busrep_facts took no row: it has a trigger, or a rule, that keeps rows out. Remove it")
         await self._run(only(*pending))
 
     async def _after(self, committing: asyncio.Future[None]) -> None:

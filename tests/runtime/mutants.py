@@ -635,7 +635,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="facts-in-doubt-do-not-wait-for-joined-ones",
         rule="9.28",
         harm="A row in doubt passes for a joined fact's, which was rolled back: it is published by nobody.",
-        edits=(Edit("LateIds.may_be_others", "not lent.isdisjoint(found)", "False"),),
+        edits=(Edit("LateIds.may_be_others", "(stream, id) in lent for", "False for"),),
         checks=(FACT + "9_28_facts_in_doubt_get_no_id_of_a_joined_fact_that_is_not_told_yet",),
     ),
     Mutant(
