@@ -4,8 +4,8 @@ A row of the stream is ``[cache_name, keys or null, unix ms]``. Any process may 
 changes what was cached; every process that caches under that name drops the value. What follows is about the rows that
 do not come, come late, or come while the value is being loaded.
 
-*Fills.* A value that was read before an invalidation came must not be stored after it. So each load that is under way
-is known (`Fill`), and an invalidation of its key refuses it.
+*Fills.* A value that was read before an invalidation came must not be stored after it. So an invalidation changes the
+mark of its key, and a load whose key has another mark at its end is not stored.
 
 *Gaps.* A `Feed` numbers the moments at which rows turned out to be lost. Every entry carries the number at which its
 load began, and only entries at or above ``barrier`` are returned: a gap makes all earlier ones unreachable at once, and

@@ -3,15 +3,16 @@
 A key is a tuple of parts that have one form in JSON, for it travels in the rows that invalidate it. 1, 1.0 and True are
 one key, as they are to a dict; so they are to `functools.lru_cache`.
 
-What a hit costs stands in `wrap`: it is some 0.9 times what `cachetools.cached` takes for the same store and lock.
+What a hit costs stands in `wrap`: it is about what `cachetools.cached` takes for the same store and lock. A miss is
+some 1.3 times that (benchmarks/cache_hit.py).
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
-import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -41,12 +42,12 @@ def check_key(cache: str, key: object) -> Key:
         raise ConfigError(f"cache {cache!r}: a key is a tuple of parts, not {key!r}: end key= in a comma, (id,)")
     for part in key:
         kind = type(part)
-        if kind is str:
+        if kind is int:
+            fits = INT64_MIN <= part <= INT64_MAX
+        elif kind is str:
             fits = part.isascii() or not any("\ud800" <= character <= "\udfff" for character in part)
         elif kind is bool or part is None:
             fits = True
-        elif kind is int:
-            fits = INT64_MIN <= part <= INT64_MAX
         else:
             fits = kind is float and math.isfinite(part)
         if not fits:
@@ -104,32 +105,33 @@ def keys_of(cache: str, function: Callable[..., Any], key: Callable[..., Any] | 
 _NOTHING = (None, -1, -math.inf)
 
 
-class Fill:
-    """The loads of one key that are under way, between two invalidations of it. They alone hold on to it: whatever
-    ends them, an interrupt too, nothing is left behind."""
+Load = tuple[Key, int, int, float]
+"""A load that is under way: the key, its mark (`Cache.begin`), and the feed's number and the clock as it began."""
 
-    __slots__ = ("__weakref__", "refused")
-
-    def __init__(self) -> None:
-        self.refused = False
+# Marks of a cache. Keys share them by their hash: a load is refused once in so many invalidations of other keys, too.
+MARKS = 1_024
 
 
 class Cache:
     """What one function's results are kept in, and the count of what became of its calls.
 
-    Each entry is (value, the feed's number at which its load began, until when it is returned without a proof).
+    Each entry is (value, the feed's number at which its load began, until when it is returned without a proof). An
+    invalidation sets the mark of its key to a new number, so that a load sees at its end whether one came meanwhile.
+    Nothing is kept for a load: whatever ends it, an interrupt too, leaves nothing behind.
     """
 
     __slots__ = (
-        "bypassed", "feed", "fills", "fills_refused", "hits", "invalidations", "keys", "lock", "make", "misses", "name",
-        "parts", "store", "torn",
+        "_marks", "_numbers", "bypassed", "feed", "fills_refused", "hits", "invalidations", "keys", "lock", "make",
+        "misses", "name", "parts", "store", "torn",
     )  # fmt: skip
 
     def __init__(self, feed: Feed, keys: Keys, make: Callable[[], Store], lock: Lock) -> None:
         self.name, self.feed, self.keys, self.make, self.lock = keys.cache, feed, keys, make, lock
         self.store = make()
         self.parts = set() if keys.parts is None else {keys.parts}
-        self.fills: weakref.WeakValueDictionary[Key, Fill] = weakref.WeakValueDictionary()
+        # Counted in one step of C's: the garbage collector may run another invalidation in the middle of one.
+        self._numbers = itertools.count()
+        self._marks = [next(self._numbers)] * MARKS
         self.hits = self.misses = self.bypassed = self.invalidations = self.fills_refused = 0
         self.torn = False
 
@@ -144,33 +146,29 @@ class Cache:
         self.torn = True
         return self.store
 
-    def begin(self, key: Key) -> Fill:
-        """A load begins: count why, and give what an invalidation that comes meanwhile will mark."""
+    def begin(self, key: Key, number: int, started: float) -> Load:
+        """A load begins: count why. ``number``: of the feed, ``started``: of the clock, both taken before this."""
         with self.lock:
             if self.feed.barrier == NOT_FOLLOWING or key in self.store:
                 self.bypassed += 1
             else:
                 self.misses += 1
-            fill = self.fills.get(key)
-            if fill is None:
-                fill = self.fills[key] = Fill()
             if self.keys.parts is None:
                 self.parts.add(len(key))
-            return fill
+            return key, self._marks[hash(key) % MARKS], number, started
 
-    def end(self, key: Key, fill: Fill, number: int, started: float, value: Any) -> None:
-        """A load has ended: keep the value, unless it may be of before an invalidation. ``number``: of the feed,
-        ``started``: of the clock, both taken before the load began."""
+    def end(self, load: Load, value: Any) -> None:
+        """A load has ended: keep the value, unless it may be of before an invalidation."""
+        key, mark, number, started = load
         feed = self.feed
         with self.lock:
             if feed.barrier == NOT_FOLLOWING:
                 return
-            if fill.refused or number < feed.number:
+            if mark != self._marks[hash(key) % MARKS] or number < feed.number:
                 self.fills_refused += 1
                 return
-            store = self._changing()
-            held, until = store.get(key), started + feed.bound
-            if held is None or held[2] <= until:  # of two that were under way, the one that began later
+            store, until = self._changing(), started + feed.bound
+            if store.get(key, _NOTHING)[2] <= until:  # of two that were under way, the one that began later
                 store[key] = (value, number, until)
             self.torn = False
 
@@ -178,7 +176,7 @@ class Cache:
         """Drop one key. False: it cannot be one of this cache's, so all was dropped, to be safe."""
         key = tuple(keys)
         try:
-            hash(key)
+            mark = hash(key) % MARKS
         except TypeError:
             self.clear()
             return False
@@ -187,12 +185,9 @@ class Cache:
             # Of a function of any number of arguments every length is right.
             fits = not self.parts or len(key) in self.parts or (self.keys.parts is None and self.keys.plain)
             if fits:
+                self._marks[mark] = next(self._numbers)
                 self._changing().pop(key, None)
                 self.torn = False
-                fill = self.fills.get(key)
-                if fill is not None:  # in this order: interrupted in between it is refused all the same
-                    fill.refused = True
-                    self.fills.pop(key, None)
                 return True
         self.clear()
         return False
@@ -200,10 +195,8 @@ class Cache:
     def clear(self) -> None:
         """Drop all, and what is being loaded."""
         with self.lock:
+            self._marks = [next(self._numbers)] * MARKS
             self.store, self.torn = self.make(), False
-            for fill in self.fills.values():
-                fill.refused = True
-            self.fills.clear()
 
     def statistics(self) -> dict[str, int]:
         """Counters since the start, and entries now, reachable or not."""
@@ -251,10 +244,11 @@ def wrap(cache: Cache, function: Callable[..., Any], clock: Callable[[], float])
                         return value
             except (KeyError, TypeError):  # not held, or not to be hashed: then `keys.of` says what to do
                 pass
-        load = _begin(cache, clock, args, kwargs)
-        if load.fill is None:
-            return load.value
-        return load.end(function(*args, **kwargs))
+        value, load = _begin(cache, clock, args, kwargs)
+        if load is not None:
+            value = function(*args, **kwargs)
+            cache.end(load, value)
+        return value
 
     async def call_async(*args: Any, **kwargs: Any) -> Any:
         if plain and not kwargs:
@@ -266,10 +260,11 @@ def wrap(cache: Cache, function: Callable[..., Any], clock: Callable[[], float])
                         return value
             except (KeyError, TypeError):
                 pass
-        load = _begin(cache, clock, args, kwargs)
-        if load.fill is None:
-            return load.value
-        return load.end(await function(*args, **kwargs))
+        value, load = _begin(cache, clock, args, kwargs)
+        if load is not None:
+            value = await function(*args, **kwargs)
+            cache.end(load, value)
+        return value
 
     wrapper = functools.wraps(function)(call_async if inspect.iscoroutinefunction(function) else call)
     wrapper.cache_name = cache.name  # type: ignore[attr-defined]
@@ -277,37 +272,20 @@ def wrap(cache: Cache, function: Callable[..., Any], clock: Callable[[], float])
     return wrapper
 
 
-@attrs.define
-class _Load:
-    """A call that the first look did not answer: found after all (``fill`` is None), or to be loaded."""
+def _begin(
+    cache: Cache, clock: Callable[[], float], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, Load | None]:
+    """What is held under the key that the arguments make, in whatever form they were given, and None; or a load.
 
-    cache: Cache
-    key: Key
-    number: int
-    started: float
-    fill: Fill | None = None
-    value: Any = None
-
-    def end(self, value: Any) -> Any:
-        """The function returned this."""
-        if self.fill is not None:
-            self.cache.end(self.key, self.fill, self.number, self.started, value)
-        return value
-
-
-def _begin(cache: Cache, clock: Callable[[], float], args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Load:
-    """Look under the key that the arguments make, in whatever form they were given; else a load begins.
-
-    The number is taken before the fill is known: what happens in between is seen by one or the other.
+    The number is taken before the mark: what happens in between is seen by one or the other.
     """
-    feed = cache.feed
-    load = _Load(cache, cache.keys.of(args, kwargs), feed.number, clock())
-    if kwargs or load.key is not args:
+    feed, keys = cache.feed, cache.keys
+    feed_number, started = feed.number, clock()
+    key = keys.of(args, kwargs)
+    if not (keys.plain and key is args):  # else `wrap` has looked
         with cache.lock:
-            value, number, until = cache.store.get(load.key, _NOTHING)
-            if number >= feed.barrier and (load.started < feed.expires or load.started < until):
+            value, number, until = cache.store.get(key, _NOTHING)
+            if number >= feed.barrier and (started < feed.expires or started < until):
                 cache.hits += 1
-                load.value = value
-                return load
-    load.fill = cache.begin(load.key)
-    return load
+                return value, None
+    return None, cache.begin(key, feed_number, started)

@@ -16,7 +16,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Cache.end",
-                "            if fill.refused or number < feed.number:\n",
+                "            if mark != self._marks[hash(key) % MARKS] or number < feed.number:\n",
                 "            if number < feed.number:\n",
             ),
         ),
@@ -28,23 +28,32 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A value that was read before rows were lost for good is stored after all was cleared, and stays.",
         edits=(
             Edit(
-                "Cache.end", "            if fill.refused or number < feed.number:\n", "            if fill.refused:\n"
+                "Cache.end",
+                "            if mark != self._marks[hash(key) % MARKS] or number < feed.number:\n",
+                "            if mark != self._marks[hash(key) % MARKS]:\n",
             ),
         ),
         checks=(CACHES + "whatever_doubts_all_entries_refuses_what_is_being_loaded",),
     ),
     Mutant(
-        name="an-interrupted-invalidation-forgets-the-load",
+        name="an-invalidation-that-comes-again-takes-its-mark-back",
         rule="6",
-        harm="Applied again, it does not find the load that is under way: the old value is stored, and stays for ever.",
+        harm="Interrupted and applied again, it does not show to a load under way: the old value stays for ever.",
         edits=(
             Edit(
                 "Cache.drop",
-                "                fill = self.fills.get(key)\n",
-                "                fill = self.fills.pop(key, None)\n",
+                "                self._marks[mark] = next(self._numbers)\n",
+                "                self._marks[mark] ^= 1\n",
             ),
         ),
         checks=(CACHES + "an_invalidation_that_is_interrupted_and_comes_again_refuses_what_was_being_loaded",),
+    ),
+    Mutant(
+        name="a-cache-that-is-cleared-keeps-what-is-being-loaded",
+        rule="6",
+        harm="All of a cache is invalidated, and a value that was read before is stored after it, and stays for ever.",
+        edits=(Edit("Cache.clear", "            self._marks = [next(self._numbers)] * MARKS\n", "            pass\n"),),
+        checks=(CACHES + "whatever_doubts_all_entries_refuses_what_is_being_loaded",),
     ),
     Mutant(
         name="a-torn-store-is-used-on",

@@ -371,8 +371,7 @@ class _Model:
 
     def begin_load(self) -> None:
         key = (self.random.randrange(KEYS),)
-        number, started = self.feed.number, self.now
-        self.loads.append((key, self.cache.begin(key), number, started, self.version[key[0]]))
+        self.loads.append((self.cache.begin(key, self.feed.number, self.now), self.version[key[0]]))
 
     def end_load(self) -> None:
         if self.loads:
