@@ -35,6 +35,10 @@ ROUND_TRIPS_A_FACT = 2  # the IDs, then all of a transaction: BEGIN with the cla
 PUBLISHED_AT_A_JOIN = 1  # by the joining reader itself; and each writer answers once
 # Of one process to PostgreSQL, by how many facts were open at a time, none of which ran a statement: for questions.
 CONNECTIONS = {1: 2, 100: 5}
+# PostgreSQL has 2**32 members of multixacts between two vacuums of all its tables. It takes one for each transaction
+# that holds a row which another one locks as well.
+MEMBERS_A_FACT = 0.0  # of facts that run no statement, however many are open
+BYTES_A_BEAT = 100  # by which busrep_positions grows while an old snapshot is open, such as that of pg_dump
 
 
 class Turns:
@@ -188,6 +192,60 @@ def test_an_idle_process_keeps_one_connection(
                 await asyncio.sleep(0.05)
 
     asyncio.run(main())
+
+
+@pytest.mark.servers
+def test_the_multixact_members_of_a_fact(redis_url: str, bus_name: str, postgres_url: str) -> None:
+    async def count() -> float:
+        store = open_store(postgres_url, Registry([orders]))
+        await store.init()
+        await store.close()
+        async with (
+            busrep.connect(
+                redis_url, name=bus_name, streams=[orders], store=postgres_url, writer="w1", settings=STILL
+            ) as bus,
+            await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as own,
+        ):
+            before = await members(own)
+            await asyncio.gather(*(write(bus, 5) for _ in range(20)))
+            return (await members(own) - before) / 100
+
+    async def members(own: psycopg.AsyncConnection[Any]) -> int:
+        await own.execute("CHECKPOINT")
+        found = await (
+            await own.execute("SELECT next_multi_offset::text::bigint FROM pg_control_checkpoint()")
+        ).fetchone()
+        assert found is not None
+        return int(found[0])
+
+    assert asyncio.run(count()) <= MEMBERS_A_FACT
+
+
+@pytest.mark.servers
+def test_what_a_beat_leaves_while_an_old_snapshot_is_open(postgres_url: str) -> None:
+    """Nothing that it replaces can be reused then."""
+
+    async def count() -> float:
+        store = open_store(postgres_url, Registry([orders]))
+        await store.init()
+        await store.open()
+        claim = await store.claim("w1", ["orders"], timeout=30.0)
+        async with await psycopg.AsyncConnection.connect(postgres_url) as old:
+            await old.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+            await old.execute("SELECT FROM busrep_positions")
+            before = await size(old)
+            for _ in range(1_000):
+                await store.heartbeat(claim, claim.starts, registry=False)
+            grown = await size(old) - before
+        await store.close()
+        return grown / 1_000
+
+    async def size(own: psycopg.AsyncConnection[Any]) -> int:
+        found = await (await own.execute("SELECT pg_table_size('busrep_positions')")).fetchone()
+        assert found is not None
+        return int(found[0])
+
+    assert 0 < asyncio.run(count()) <= BYTES_A_BEAT
 
 
 @pytest.mark.parametrize("writers", [1, 10, 40])
