@@ -24,6 +24,7 @@ from sqlalchemy.pool import NullPool
 
 import busrep
 from busrep import Settings, Stream, Table
+from busrep.asyncio.writing import Writing
 from busrep.errors import ConfigError, Unavailable
 from busrep.integrations.sqlalchemy import write
 from busrep.stores.blocking import open_blocking_store
@@ -554,6 +555,12 @@ def test_an_async_session_commits_and_rolls_back(deployment: Deployment, wire: W
 def test_an_async_session_asks_once_about_all_its_facts(
     deployment: Deployment, wire: Wire, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def never(_writing: Writing) -> None:
+        await asyncio.Event().wait()
+
+    # Who asks without being told. Only cancelled, it begins again after a while.
+    monkeypatch.setattr(Writing, "keep_settling", never)
+
     async def main() -> list[int]:
         async with asynchronous(deployment) as at:
             store = at.bus.writing.store
@@ -565,8 +572,6 @@ def test_an_async_session_asks_once_about_all_its_facts(
 
             async with at.session() as session:
                 ids = [await at.sell(session, number) for number in range(1, 11)]
-                for task in [task for task in asyncio.all_tasks() if "keep_settling" in repr(task)]:
-                    task.cancel()  # who asks without being told
                 monkeypatch.setattr(store, "outcome", counted)
                 await session.commit()
                 await at.settled()
