@@ -55,6 +55,7 @@ class Announcements:
         self._asked = self._all = False  # for one that has not begun; for one of all streams
         self._turns: set[Chain] = set()  # of beats whose announcement has not begun
         self._waits, self._answer_from = False, -math.inf  # a REPLICATE, until then
+        self._interval = settings.answer_interval  # to the next answer
         self._begun: deque[Roll] = deque()
 
     def add(self, chain: Chain) -> None:
@@ -71,13 +72,13 @@ class Announcements:
         self._asked = self._all = True
 
     def request(self, now: float) -> None:
-        """Somebody asks for the positions: answered now, or at the end of ``answer_interval`` since the last time. One
-        answer serves all requests that arrive before it is composed."""
+        """Somebody asks for the positions: answered now, or when the interval since the last time is over. One answer
+        serves all requests that arrive before it is composed."""
         if self._asked:
             self._all = True
         elif now >= self._answer_from:
             self._all = True
-            self._begin(now)
+            self._begin(now, answers=True)
         else:
             self._waits = True
 
@@ -86,9 +87,15 @@ class Announcements:
         self.next_beat, self._all = now, True
         self.tick(now)
 
-    def _begin(self, now: float) -> None:
+    def _begin(self, now: float, *, answers: bool) -> None:
+        """``answers``: a REPLICATE. Each answer doubles the interval to the next, up to a heartbeat: when all processes
+        of a deployment are restarted, what they ask costs no more than the beats do. A pause sets it back."""
+        settings, interval = self._settings, self._interval
+        if now >= self._answer_from + interval:
+            interval = settings.answer_interval
         self._asked, self._waits = True, False
-        self._answer_from = now + self._settings.answer_interval
+        self._answer_from = max(self._answer_from, now + (interval if answers else settings.answer_interval))
+        self._interval = min(2 * interval, max(settings.heartbeat, settings.answer_interval)) if answers else interval
 
     def farewell(self) -> None:
         """Announce all streams for the last time."""
@@ -120,7 +127,7 @@ class Announcements:
             self._all = self._all or self._waits or not self.in_turns
             if not self._all:
                 self._turns.update(*(roll.at_beat(self._settings.quiet_streams) for roll in self._rolls))
-            self._begin(now)
+            self._begin(now, answers=self._waits)
         return beat
 
     def next(self, *, unconfirmed: bool) -> Roll | None:

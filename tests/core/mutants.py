@@ -1935,7 +1935,23 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="2",
         harm="Each line REPLICATE costs the announcements of all writers, 30 times its bytes.",
         edits=(Edit("Announcements.request", "        elif now >= self._answer_from:\n", "        elif True:\n"),),
-        checks=(REPLICATE_RATE + "a_flood_costs_ten_announcements_a_second",),
+        checks=(REPLICATE_RATE + "a_flood_costs_four_announcements_in_a_second",),
+    ),
+    Mutant(
+        name="a-restart-of-all-processes-is-answered-ten-times-a-second",
+        rule="2",
+        harm="A thousand processes that restart together are sent all announcements of all writers ten times a second.",
+        edits=(
+            Edit(
+                "Announcements._begin",
+                "        self._interval = min(2 * interval, max(settings.heartbeat, settings.answer_interval)) "
+                "if answers else interval\n",
+                "        self._interval = interval\n",
+            ),
+        ),
+        checks=(
+            REPLICATE_RATE + "each_answer_doubles_the_time_to_the_next_up_to_a_heartbeat_and_a_pause_sets_it_back",
+        ),
     ),
     Mutant(
         name="a-replicate-too-soon-is-forgotten",
