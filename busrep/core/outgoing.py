@@ -56,6 +56,7 @@ class Announcements:
         self._turns: set[Chain] = set()  # of beats whose announcement has not begun
         self._waits, self._answer_from = False, -math.inf  # a REPLICATE, until then
         self._interval = settings.answer_interval  # to the next answer
+        self._calm_from = -math.inf  # if nobody asks until then, the interval is set back
         self._begun: deque[Roll] = deque()
 
     def add(self, chain: Chain) -> None:
@@ -90,12 +91,14 @@ class Announcements:
     def _begin(self, now: float, *, answers: bool) -> None:
         """``answers``: a REPLICATE. Each answer doubles the interval to the next, up to a heartbeat: when all processes
         of a deployment are restarted, what they ask costs no more than the beats do. A pause sets it back."""
-        settings, interval = self._settings, self._interval
-        if now >= self._answer_from + interval:
-            interval = settings.answer_interval
+        settings = self._settings
         self._asked, self._waits = True, False
-        self._answer_from = max(self._answer_from, now + (interval if answers else settings.answer_interval))
-        self._interval = min(2 * interval, max(settings.heartbeat, settings.answer_interval)) if answers else interval
+        if answers:
+            interval = self._interval if now < self._calm_from else settings.answer_interval
+            self._answer_from, self._calm_from = now + interval, now + 2 * interval
+            self._interval = min(2 * interval, max(settings.heartbeat, settings.answer_interval))
+        else:
+            self._answer_from = max(self._answer_from, now + settings.answer_interval)
 
     def farewell(self) -> None:
         """Announce all streams for the last time."""

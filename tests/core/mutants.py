@@ -1944,14 +1944,27 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Announcements._begin",
-                "        self._interval = min(2 * interval, max(settings.heartbeat, settings.answer_interval)) "
-                "if answers else interval\n",
-                "        self._interval = interval\n",
+                "            self._interval = min(2 * interval, max(settings.heartbeat, settings.answer_interval))\n",
+                "            self._interval = interval\n",
             ),
         ),
         checks=(
             REPLICATE_RATE + "each_answer_doubles_the_time_to_the_next_up_to_a_heartbeat_and_a_pause_sets_it_back",
         ),
+    ),
+    Mutant(
+        name="beats-keep-answers-rare",
+        rule="2",
+        harm="After a restart of all processes who starts next waits for a heartbeat, for as long as the writers live.",
+        edits=(
+            Edit(
+                "Announcements._begin",
+                "            self._answer_from = max(self._answer_from, now + settings.answer_interval)\n",
+                "            self._answer_from = max(self._answer_from, now + settings.answer_interval)\n"
+                "            self._calm_from = now + 2 * self._interval\n",
+            ),
+        ),
+        checks=(REPLICATE_RATE + "beats_keep_no_interval_up",),
     ),
     Mutant(
         name="a-replicate-too-soon-is-forgotten",

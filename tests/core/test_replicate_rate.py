@@ -90,6 +90,25 @@ def test_each_answer_doubles_the_time_to_the_next_up_to_a_heartbeat_and_a_pause_
         now = announcements.next_answer
 
 
+@pytest.mark.parametrize("heartbeat", [0.5, 1.0, 2.0])
+def test_beats_keep_no_interval_up(heartbeat: float) -> None:
+    asked = Asked(heartbeat=heartbeat)
+    announcements, now = asked.writer.announcements, 0.0
+    while now < 10 * heartbeat:  # a flood
+        asked.writer.replicate_received(now)
+        now = announcements.next_deadline
+        asked.writer.tick(now)
+        asked.answers()
+    while now < 14 * heartbeat:
+        now = announcements.next_deadline
+        asked.writer.tick(now)
+        asked.answers()
+    asked.writer.replicate_received(now + 0.1)
+    assert asked.answers() == 1
+    asked.writer.replicate_received(now + 0.1)
+    assert announcements.next_answer == pytest.approx(now + 0.2)
+
+
 def test_a_beat_brings_no_answer_forward() -> None:
     asked = Asked(heartbeat=1.0)
     for now in (0.1, 0.2, 0.4):
