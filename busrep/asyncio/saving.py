@@ -90,11 +90,10 @@ class PositionSaver:
 
     async def _to_save(self, keys: Sequence[Key]) -> list[Change]:
         context, own, changes = self._context, self._context.bus.own_name.positions(), []
-        saved, all_progress = self._saved.at, self._core.progress
         for key in keys:
-            progress = all_progress[key]
+            progress = self._core.progress[key]
             # Of most there is nothing to save, once a second, and there may be many thousands of them.
-            if saved.get(key) == progress.queue.delivered and key[1] != context.own.name:
+            if self._saved.at.get(key) == progress.queue.delivered and key[1] != context.own.name:
                 continue
             # Of a stream that nobody has handled nothing is saved; behind a snapshot that is loaded, where it ends.
             if not progress.stream.durable or key[0] in context.unsaved or key[0] not in context.subscribed:

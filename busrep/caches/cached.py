@@ -164,11 +164,11 @@ class Cache:
         with self.lock:
             if feed.barrier == NOT_FOLLOWING:
                 return
+            # First: what the garbage collector drops from here on throws the store away that this one changes.
+            store, until = self._changing(), started + feed.bound
             if mark != self._marks[hash(key) % MARKS] or number < feed.number:
                 self.fills_refused += 1
-                return
-            store, until = self._changing(), started + feed.bound
-            if store.get(key, _NOTHING)[2] <= until:  # of two that were under way, the one that began later
+            elif store.get(key, _NOTHING)[2] <= until:  # of two that were under way, the one that began later
                 store[key] = (value, number, until)
             self.torn = False
 
