@@ -123,9 +123,7 @@ def restored(store_url: str, declared: tuple[str, ...], sure: bool, as_json: boo
     "--keep", type=click.IntRange(min=0), help="Delete all but the last so many rows of each writer; facts stay whole."
 )
 @click.option(
-    "--reader-cap",
-    type=DURATION,
-    help="Readers that saved nothing for longer do not hold rows back [default: ever].",
+    "--reader-cap", type=DURATION, help="Readers that saved nothing for longer do not hold rows back [default: ever]."
 )
 @click.option("--stream", "name", help="Only this stream.")
 @streams_option()

@@ -85,19 +85,10 @@ class Event(enum.Enum):
 _S, _E = State, Event
 
 # What may happen at any time to one that is followed.
-_ENDS = {
-    _E.LOST: _S.UNSYNCED,
-    _E.RESET: _S.UNSYNCED,
-    _E.GIVEN_UP: _S.STOPPED,
-    _E.BOOTSTRAP: _S.BOOTSTRAPPING,
-}
+_ENDS = {_E.LOST: _S.UNSYNCED, _E.RESET: _S.UNSYNCED, _E.GIVEN_UP: _S.STOPPED, _E.BOOTSTRAP: _S.BOOTSTRAPPING}
 
 TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
-    _S.UNSYNCED: {
-        _E.UP_TO_DATE: _S.LIVE,
-        _E.GAP: _S.CATCHING_UP,
-        **_ENDS,
-    },
+    _S.UNSYNCED: {_E.UP_TO_DATE: _S.LIVE, _E.GAP: _S.CATCHING_UP, **_ENDS},
     _S.CATCHING_UP: {
         _E.CAUGHT_UP: _S.LIVE,
         _E.CAUGHT_UP_UNHEARD: _S.UNSYNCED,
@@ -105,16 +96,8 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
         _E.PAGE: _S.CATCHING_UP,
         **_ENDS,
     },
-    _S.STALE: {
-        _E.PAGE: _S.CATCHING_UP,
-        _E.KEEPS_FAILING: _S.STALE,
-        **_ENDS,
-    },
-    _S.LIVE: {
-        _E.UP_TO_DATE: _S.LIVE,
-        _E.GAP: _S.CATCHING_UP,
-        **_ENDS,
-    },
+    _S.STALE: {_E.PAGE: _S.CATCHING_UP, _E.KEEPS_FAILING: _S.STALE, **_ENDS},
+    _S.LIVE: {_E.UP_TO_DATE: _S.LIVE, _E.GAP: _S.CATCHING_UP, **_ENDS},
     _S.STOPPED: {
         _E.LOST: _S.STOPPED,
         _E.RESET: _S.STOPPED,
@@ -122,11 +105,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
         _E.RESUMED: _S.UNSYNCED,
         _E.BOOTSTRAP: _S.BOOTSTRAPPING,
     },
-    _S.BOOTSTRAPPING: {
-        _E.LOST: _S.BOOTSTRAPPING,
-        _E.RESET: _S.BOOTSTRAPPING,
-        _E.BOOTSTRAPPED: _S.UNSYNCED,
-    },
+    _S.BOOTSTRAPPING: {_E.LOST: _S.BOOTSTRAPPING, _E.RESET: _S.BOOTSTRAPPING, _E.BOOTSTRAPPED: _S.UNSYNCED},
 }
 
 
@@ -161,24 +140,10 @@ BOOTSTRAP_TRANSITIONS: Final[Mapping[BootstrapState, Mapping[BootstrapEvent, Boo
         _BE.GONE: _B.REQUESTED,
         _BE.APPLIED: _B.DRAINING,  # it was in hand when the source failed, or in those of another process
     },
-    _B.AGREED: {
-        _BE.SAVED: _B.LOADING,
-        _BE.FAILED: _B.REQUESTED,
-        _BE.GONE: _B.REQUESTED,
-    },
-    _B.LOADING: {
-        _BE.APPLIED: _B.DRAINING,
-        _BE.FAILED: _B.REQUESTED,
-        _BE.GONE: _B.REQUESTED,
-    },
-    _B.DRAINING: {
-        _BE.DRAINED: _B.ONLINE,
-        _BE.REQUESTED: _B.REQUESTED,
-        _BE.GONE: _B.REQUESTED,
-    },
-    _B.ONLINE: {
-        _BE.REQUESTED: _B.REQUESTED,
-    },
+    _B.AGREED: {_BE.SAVED: _B.LOADING, _BE.FAILED: _B.REQUESTED, _BE.GONE: _B.REQUESTED},
+    _B.LOADING: {_BE.APPLIED: _B.DRAINING, _BE.FAILED: _B.REQUESTED, _BE.GONE: _B.REQUESTED},
+    _B.DRAINING: {_BE.DRAINED: _B.ONLINE, _BE.REQUESTED: _B.REQUESTED, _BE.GONE: _B.REQUESTED},
+    _B.ONLINE: {_BE.REQUESTED: _B.REQUESTED},
 }
 
 UNFINISHED: Final = tuple(state for state in BootstrapState if state.value not in LOADED)

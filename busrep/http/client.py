@@ -147,9 +147,7 @@ class HttpClient:
         # Without httpx's client around it: that would follow redirects with the secret, keep cookies, take proxies from
         # the environment, and log the address of every page.
         limits = httpx.Limits(
-            max_connections=self._connections,
-            max_keepalive_connections=self._connections,
-            keepalive_expiry=KEEP_IDLE,
+            max_connections=self._connections, max_keepalive_connections=self._connections, keepalive_expiry=KEEP_IDLE
         )
         self.transport = httpx.AsyncHTTPTransport(verify=context, limits=limits, trust_env=False)
         return context

@@ -110,9 +110,7 @@ def catch_up_app(
     if reference_paths:
         routes.append(Route(REFERENCE_PATH + "{stream:path}/{txn_id}", service.reference_updates, methods=["GET"]))
     app = Starlette(
-        routes=routes,
-        middleware=[Middleware(service.guard.around)],
-        exception_handlers={HTTPException: _not_found},
+        routes=routes, middleware=[Middleware(service.guard.around)], exception_handlers={HTTPException: _not_found}
     )
     app.router.redirect_slashes = False
     app.state.catch_up = service

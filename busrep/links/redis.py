@@ -97,11 +97,7 @@ class RedisLink(Link):
     TROUBLE = _TROUBLE
 
     def __init__(
-        self,
-        redis: str | aioredis.Redis,
-        channels: Iterable[str],
-        settings: Settings,
-        **events: Unpack[LinkEvents],
+        self, redis: str | aioredis.Redis, channels: Iterable[str], settings: Settings, **events: Unpack[LinkEvents]
     ) -> None:
         super().__init__("Redis", settings, **events)
         self._pool = redis_pool(redis)

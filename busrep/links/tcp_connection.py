@@ -85,12 +85,7 @@ class Connection(asyncio.Protocol):
         transport: asyncio.Transport | None
         try:
             transport = await asyncio.get_running_loop().start_tls(
-                self.transport,
-                self,
-                tls,
-                server_side=True,
-                ssl_handshake_timeout=HELLO,
-                ssl_shutdown_timeout=GOODBYE,
+                self.transport, self, tls, server_side=True, ssl_handshake_timeout=HELLO, ssl_shutdown_timeout=GOODBYE
             )
         except Exception as error:
             self._refuse_handshake(error)

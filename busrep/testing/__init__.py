@@ -16,12 +16,4 @@ from .pair import MemoryDeployment, MemoryRedis, bus_pair
 from .servers import start_postgres, start_redis
 from .virtual import VirtualLoop
 
-__all__ = [
-    "FaultyLink",
-    "MemoryDeployment",
-    "MemoryRedis",
-    "VirtualLoop",
-    "bus_pair",
-    "start_postgres",
-    "start_redis",
-]
+__all__ = ["FaultyLink", "MemoryDeployment", "MemoryRedis", "VirtualLoop", "bus_pair", "start_postgres", "start_redis"]
