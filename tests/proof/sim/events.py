@@ -108,12 +108,17 @@ def _tell(world: World, service: Service, bus: Bus, facts: Iterable[tuple[str, i
         world.told.setdefault(service.number, set()).update(facts)
 
 
-def _add(world: World, fact: Any, args: Any) -> None:
-    for number in range(args["rows"]):
+def _add(world: World, fact: Any, args: Any) -> list[int]:
+    """Add rows; their numbers."""
+    numbers = []
+    for at in range(args["rows"]):
         text = POISON if args["poison"] else BIG if args["big"] else REFUSED if args.get("refused") else ""
-        fact.add(Item(next(world.row), text))
-        if args["both"] and number == 0:
-            fact.add(Item(next(world.row)), stream=payments)
+        numbers.append(next(world.row))
+        fact.add(Item(numbers[-1], text))
+        if args["both"] and at == 0:
+            numbers.append(next(world.row))
+            fact.add(Item(numbers[-1]), stream=payments)
+    return numbers
 
 
 async def publish(world: World, event: Event) -> None:
@@ -149,11 +154,11 @@ async def joined(world: World, event: Event) -> None:
 async def _joined(world: World, service: Service, bus: Bus, event: Event) -> None:
     args = event.args
     try:
-        epoch, connection = service.claimed_epoch, await service.database.connect()
+        connection = await service.database.connect()
         try:
             await connection.begin()
             async with bus.write(orders, connection=connection) as fact:
-                _add(world, fact, {**args, "both": False})
+                numbers = _add(world, fact, {**args, "both": False})
             if args["hold"]:
                 await asyncio.sleep(args["hold"])
             if args["end"] == "commit":
@@ -167,7 +172,7 @@ async def _joined(world: World, service: Service, bus: Bus, event: Event) -> Non
     else:
         service.note(f"joined {args['end']} {dict(fact.ids)}")
         if args["end"] != "commit":
-            world.record.refuse(epoch, service.role.name, fact.ids)
+            world.record.refused_rows.update(numbers)  # not the ID: after a crash it may be given again (9.22)
 
 
 async def write_presence(world: World, event: Event) -> None:

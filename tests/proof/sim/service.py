@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from busrep.asyncio.bus import Bus
+from busrep.core.catchup import Key
 from busrep.errors import BusrepError, CommitsLost, WriterFenced
 from busrep.options import BusOptions
 from busrep.runtime.batch import Batch
@@ -94,6 +96,19 @@ class ServicePath(Path):
         self.cut(zombie=self.commit_delay if fate == "late" else 0.0, linger=self.commit_linger)
 
 
+class ServiceStore(SimStore):
+    """Notes which life of a reader's was the first to be told that it is registered. ``number``: of this one."""
+
+    first: dict[tuple[str, str, str], int]
+    number: int
+
+    async def register_reader(self, reader: str, positions: Mapping[Key, int], epoch: str, **options: Any) -> None:
+        """See `ReaderPositions`."""
+        await super().register_reader(reader, positions, epoch, **options)
+        for stream, _ in positions:
+            self.first.setdefault((reader, epoch, stream), self.number)
+
+
 class Service:
     """One process of a role: its ways to Redis and to the database, and the bus it runs."""
 
@@ -161,7 +176,8 @@ class Service:
             )
             return Bus(self.redis.client(), given)
         registry = Registry(STREAMS)
-        primary = SimStore(registry, world.settings, self.database)
+        primary = ServiceStore(registry, world.settings, self.database)
+        primary.first, primary.number = world.first_registered, self.number
         store = primary if self.replica is None else SimStore(registry, world.settings, self.replica)
         given = BusOptions(
             name=NAME,

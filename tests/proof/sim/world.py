@@ -98,6 +98,7 @@ class World:
         # What a failover has lost all registrations of, (role, epoch, stream), and up to where a stream's rows were
         # pruned while the table did not have the reader and the reader could not know it, or before it began there.
         self.unregistered: set[tuple[str, str, str]] = set()
+        self.first_registered: dict[tuple[str, str, str], int] = {}  # the life that was told first that it is
         self.pruned_unseen: dict[tuple[str, str, str, str], int] = {}
         self.began_behind: dict[tuple[str, str, str], int] = {}  # the life that began this behind pruned rows
         self.when_opened: dict[str, Event] = {}  # role -> the restore that comes when its next bus has opened
@@ -365,10 +366,12 @@ class World:
 
     def not_registered(self, service: Service, stream: str) -> None:
         """A reader logs that it is not registered, and begins behind what was pruned: this tells it, where a failover
-        has lost that it was."""
+        has lost that it was, or no process of it ever came so far."""
         role, epoch = service.role.name, self.epoch()
+        again = self.began_behind.get((role, epoch, stream)) == service.number  # it was registered meanwhile
         self.began_behind[role, epoch, stream] = service.number
-        if (role, epoch, stream) in self.unregistered:
+        never = not again and self.first_registered.get((role, epoch, stream), service.number) == service.number
+        if never or (role, epoch, stream) in self.unregistered:
             for (of, writer), floor in self.floors().items():
                 if of == stream:
                     service.report((stream, writer), 0, floor, "registration lost")
