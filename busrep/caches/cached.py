@@ -3,8 +3,8 @@
 A key is a tuple of parts that have one form in JSON, for it travels in the rows that invalidate it. 1, 1.0 and True are
 one key, as they are to a dict; so they are to `functools.lru_cache`.
 
-What a hit costs stands in `wrap`: it is about what `cachetools.cached` takes for the same store and lock. A miss is
-some 1.3 times that (benchmarks/cache_hit.py).
+What a hit costs stands in `wrap`: it is about what `cachetools.cached` takes for the same store and lock. A miss costs
+some 1.5 times what it costs there (benchmarks/cache_hit.py).
 """
 
 from __future__ import annotations
