@@ -390,15 +390,14 @@ def _hold(text: re.Match[str]) -> Statement:
 
 
 def _insert_held(text: re.Match[str]) -> Statement:
-    """Rows that are written where the claim is held."""
-    inserting, locking = _made(f"{text['insert']} RETURNING 1").waits, _made(text["held"]).waits
+    """Rows that are written where the claim is held; what is asked of it may lock its row, or not."""
+    inserting, held = _made(f"{text['insert']} RETURNING 1").waits, _made(text["held"])
     assert inserting is not None
-    assert locking is not None
     count = text["insert"].count("?")
 
     def run_insert(run: Run) -> Waiting:
         params, run.params = run.params, run.params[count:]
-        found = yield from locking(run)
+        found = (yield from held.waits(run)) if held.waits is not None else held.rows and held.rows(run)
         run.params = params[:count]
         return (yield from inserting(run)) if found else []
 
@@ -617,7 +616,7 @@ SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
     ),
     (
         r"(?P<insert>INSERT INTO busrep_facts .*) WHERE EXISTS "
-        r"\((?P<held>SELECT 1 FROM busrep_writers WHERE .* FOR SHARE)\) RETURNING 1",
+        r"\((?P<held>SELECT 1 FROM busrep_writers WHERE .*)\) RETURNING 1",
         _insert_held,
     ),
     (
