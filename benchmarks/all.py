@@ -186,7 +186,7 @@ def plots(found: Found, folder: Path) -> None:
 
 def save(figure: Any, path: Path) -> None:
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
 
 
 INTRODUCTION = """# Measured
