@@ -10,7 +10,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, LiteralString
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
@@ -38,6 +38,7 @@ CONNECTIONS = {1: 2, 100: 5}
 # PostgreSQL has 2**32 members of multixacts between two vacuums of all its tables. It takes one for each transaction
 # that holds a row which another one locks as well.
 MEMBERS_A_FACT = 0.0  # of facts that run no statement, however many are open
+SIZE = "SELECT pg_table_size('busrep_positions')"
 BYTES_A_BEAT = 100  # by which busrep_positions grows while an old snapshot is open, such as that of pg_dump
 
 
@@ -117,6 +118,30 @@ def test_the_round_trips_of_a_fact(redis_url: str, bus_name: str, postgres_url: 
     assert asyncio.run(count()) == ROUND_TRIPS_A_FACT
 
 
+@contextlib.asynccontextmanager
+async def bus_beside(
+    redis_url: str, bus_name: str, postgres_url: str
+) -> AsyncIterator[tuple[busrep.Bus, psycopg.AsyncConnection[Any]]]:
+    """A bus that writes, on tables that were made for it, and a connection of the test's own to the same database."""
+    store = open_store(postgres_url, Registry([orders]))
+    await store.init()
+    await store.close()
+    async with (
+        busrep.connect(
+            redis_url, name=bus_name, streams=[orders], store=postgres_url, writer="w1", settings=STILL
+        ) as bus,
+        await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as own,
+    ):
+        yield bus, own
+
+
+async def figure(own: psycopg.AsyncConnection[Any], question: LiteralString) -> int:
+    """The one number that the database answers."""
+    found = await (await own.execute(question)).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
 async def write(bus: busrep.Bus, count: int) -> None:
     for number in range(count):
         async with bus.write(orders) as fact:
@@ -129,15 +154,7 @@ def test_the_connections_of_a_process(redis_url: str, bus_name: str, postgres_ur
     """Of one that reads and writes, after so many facts were open at a time; they stay for a while."""
 
     async def count() -> int:
-        store = open_store(postgres_url, Registry([orders]))
-        await store.init()
-        await store.close()
-        async with (
-            busrep.connect(
-                redis_url, name=bus_name, streams=[orders], store=postgres_url, writer="w1", settings=STILL
-            ) as bus,
-            await psycopg.AsyncConnection.connect(postgres_url) as own,
-        ):
+        async with bus_beside(redis_url, bus_name, postgres_url) as (bus, own):
             bus.subscribe(orders)(lambda batch: None)
             await asyncio.gather(*(write(bus, 1) for _ in range(facts)))
             return await others_of(own)
@@ -147,13 +164,11 @@ def test_the_connections_of_a_process(redis_url: str, bus_name: str, postgres_ur
 
 async def others_of(own: psycopg.AsyncConnection[Any]) -> int:
     """How many connections to this database there are but ``own``; autovacuum's workers are in the list, too."""
-    others = (
+    return await figure(
+        own,
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
-        "AND backend_type = 'client backend'"
+        "AND backend_type = 'client backend'",
     )
-    found = await (await own.execute(others)).fetchone()
-    assert found is not None
-    return int(found[0])
 
 
 @pytest.mark.servers
@@ -163,16 +178,7 @@ def test_an_idle_process_keeps_one_connection(
     monkeypatch.setattr("busrep.stores.postgres.store.IDLE", 0.2)
 
     async def main() -> None:
-        store = open_store(postgres_url, Registry([orders]))
-        await store.init()
-        await store.close()
-        async with (
-            asyncio.timeout(60),
-            busrep.connect(
-                redis_url, name=bus_name, streams=[orders], store=postgres_url, writer="w1", settings=STILL
-            ) as bus,
-            await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as own,
-        ):
+        async with asyncio.timeout(60), bus_beside(redis_url, bus_name, postgres_url) as (bus, own):
             bus.subscribe(orders)(lambda batch: None)
             together = asyncio.Barrier(3)
 
@@ -197,26 +203,14 @@ def test_an_idle_process_keeps_one_connection(
 @pytest.mark.servers
 def test_the_multixact_members_of_a_fact(redis_url: str, bus_name: str, postgres_url: str) -> None:
     async def count() -> float:
-        store = open_store(postgres_url, Registry([orders]))
-        await store.init()
-        await store.close()
-        async with (
-            busrep.connect(
-                redis_url, name=bus_name, streams=[orders], store=postgres_url, writer="w1", settings=STILL
-            ) as bus,
-            await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as own,
-        ):
+        async with bus_beside(redis_url, bus_name, postgres_url) as (bus, own):
             before = await members(own)
             await asyncio.gather(*(write(bus, 5) for _ in range(20)))
             return (await members(own) - before) / 100
 
     async def members(own: psycopg.AsyncConnection[Any]) -> int:
         await own.execute("CHECKPOINT")
-        found = await (
-            await own.execute("SELECT next_multi_offset::text::bigint FROM pg_control_checkpoint()")
-        ).fetchone()
-        assert found is not None
-        return int(found[0])
+        return await figure(own, "SELECT next_multi_offset::text::bigint FROM pg_control_checkpoint()")
 
     assert asyncio.run(count()) <= MEMBERS_A_FACT
 
@@ -233,17 +227,12 @@ def test_what_a_beat_leaves_while_an_old_snapshot_is_open(postgres_url: str) -> 
         async with await psycopg.AsyncConnection.connect(postgres_url) as old:
             await old.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
             await old.execute("SELECT FROM busrep_positions")
-            before = await size(old)
+            before = await figure(old, SIZE)
             for _ in range(1_000):
                 await store.heartbeat(claim, claim.starts, registry=False)
-            grown = await size(old) - before
+            grown = await figure(old, SIZE) - before
         await store.close()
         return grown / 1_000
-
-    async def size(own: psycopg.AsyncConnection[Any]) -> int:
-        found = await (await own.execute("SELECT pg_table_size('busrep_positions')")).fetchone()
-        assert found is not None
-        return int(found[0])
 
     assert 0 < asyncio.run(count()) <= BYTES_A_BEAT
 
