@@ -176,7 +176,7 @@ class Cache:
         """Drop one key. False: it cannot be one of this cache's, so all was dropped, to be safe."""
         key = tuple(keys)
         try:
-            mark = hash(key) % MARKS
+            place = hash(key) % MARKS
         except TypeError:
             self.clear()
             return False
@@ -185,7 +185,7 @@ class Cache:
             # Of a function of any number of arguments every length is right.
             fits = not self.parts or len(key) in self.parts or (self.keys.parts is None and self.keys.plain)
             if fits:
-                self._marks[mark] = next(self._numbers)
+                self._marks[place] = next(self._numbers)
                 self._changing().pop(key, None)
                 self.torn = False
                 return True

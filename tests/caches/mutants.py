@@ -42,8 +42,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Cache.drop",
-                "                self._marks[mark] = next(self._numbers)\n",
-                "                self._marks[mark] ^= 1\n",
+                "                self._marks[place] = next(self._numbers)\n",
+                "                self._marks[place] ^= 1\n",
             ),
         ),
         checks=(CACHES + "an_invalidation_that_is_interrupted_and_comes_again_refuses_what_was_being_loaded",),
