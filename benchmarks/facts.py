@@ -197,12 +197,9 @@ async def on_sqlite(redis: str, folder: Path, given: argparse.Namespace) -> dict
         connection.execute(TABLE)
         setting.tell(setting.of_sqlite(connection))
         found, bare = {}, Sqlite(connection)
-        for count in (1, 100):
+        for count, ours in ((1, {"busrep": bus.single, "publish": bus.published}), (100, {"busrep": bus.several})):
             title = f"SQLite, {count} fact{'s' if count > 1 else ''} a transaction"
-            contenders = {"bare": bare.write, "busrep": bus.several} if count > 1 else {
-                "bare": bare.write, "busrep": bus.single, "publish": bus.published
-            }  # fmt: skip
-            found[title] = await measured(title, contenders, [count], given)
+            found[title] = await measured(title, {"bare": bare.write, **ours}, [count], given)
         connection.close()
     return found
 
