@@ -154,13 +154,12 @@ def idle(found: Found) -> list[str]:
 
 
 def plots(found: Found, folder: Path) -> None:
-    """Rows/s over the number of readers, and the distributions of the delays, as SVG beside the page."""
+    """Rows/s over the number of readers, and the distributions of the delays, as PNG beside the page."""
     import matplotlib as mpl
 
-    mpl.use("svg")
+    mpl.use("agg")
     from matplotlib import pyplot
 
-    mpl.rcParams["svg.hashsalt"] = "busrep"
     names = {"plain": "redis-py pub/sub", "memory": "busrep, in memory", "postgres": "busrep, PostgreSQL"}
     if "readers" in found:
         figure, axes = pyplot.subplots(figsize=(7, 4))
@@ -172,7 +171,7 @@ def plots(found: Found, folder: Path) -> None:
         axes.set(xscale="log", yscale="log", xlabel="readers", ylabel="rows/s to each reader")
         axes.set_xticks([*map(int, figures)], labels=[*figures])
         axes.legend()
-        save(figure, folder / "measured-readers.svg")
+        save(figure, folder / "measured-readers.png")
     if "latency" in found:
         figure, axes = pyplot.subplots(figsize=(7, 4))
         for title, contenders in found["latency"]["figures"].items():
@@ -181,12 +180,12 @@ def plots(found: Found, folder: Path) -> None:
                 axes.plot(range(1, 100), percentiles(contenders[kind]), style, label=f"{name}, {title}")
         axes.set(yscale="log", xlabel="percentile", ylabel="from due to handler, ms")
         axes.legend()
-        save(figure, folder / "measured-latency.svg")
+        save(figure, folder / "measured-latency.png")
 
 
 def save(figure: Any, path: Path) -> None:
     figure.tight_layout()
-    figure.savefig(path, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
 INTRODUCTION = """# Measured
@@ -201,9 +200,9 @@ def page(found: Found) -> str:
     parts = [INTRODUCTION, "\n".join(["```text", *told, "```"]), "\n".join(["## Beside peers", "", *table(found)])]
     if "latency" in found:
         parts += ["## Delay, from when a fact is due until its handler has it", "\n".join(delays(found))]
-        parts.append("![Distributions of the delays](measured-latency.svg)")
+        parts.append("![Distributions of the delays](measured-latency.png)")
     if "readers" in found:
-        parts += ["## Rows a second, by number of readers", "![Rows a second to each reader](measured-readers.svg)"]
+        parts += ["## Rows a second, by number of readers", "![Rows a second to each reader](measured-readers.png)"]
     if "peers" in found:
         parts += ["## Other ways to carry rows", "\n".join(peers(found))]
     if "idle" in found:

@@ -432,7 +432,7 @@ REGISTRY_HOSTS = re.compile(
 )  # fmt: skip
 KNOWN_HOSTS = re.compile(
     r"localhost|test(?:\{prefix\})?|ho(?:st[?#]\S*)?|0\.0\.0\.0|127\.0\.0\.1|\[?::1\]?|redis|postgres|host|h|db|x|server|nowhere|[\w.-]*example(?:\.\w+)?|[\w.-]*\.(?:test|invalid)"
-    r"|github\.com|busrep\.github\.io|(?:www|arrow)\.apache\.org|www\.sqlite\.org|www\.w3\.org|[^\w]*|\{.*"
+    r"|github\.com|busrep\.github\.io|(?:www|arrow)\.apache\.org|www\.sqlite\.org|[^\w]*|\{.*"
 )
 
 
