@@ -49,7 +49,8 @@ from .virtual import Process
 
 T = TypeVar("T")
 
-# Everybody must have come to the same this many (virtual) seconds after the last fault ended.
+# Everybody must have come to the same this many (virtual) seconds after the last fault ended, and those that handlers
+# take for what they have yet to handle.
 SETTLED_WITHIN = 20.0
 
 # Most bytes that one fact takes in memory: four rows, big ones.
@@ -258,7 +259,8 @@ class World:
 
     async def _settle(self) -> None:
         """Wait until everybody is where the log is; then one more fact of each writer, heard by all."""
-        deadline = self.now() + SETTLED_WITHIN
+        within = SETTLED_WITHIN + max([0.0, *map(self._handling_takes, self.current.values())])
+        deadline = self.now() + within
         for service in [*self.services.values()]:
             if service.process.alive and service.working:
                 _, left = await asyncio.wait(list(service.working), timeout=SETTLED_WITHIN / 2)
@@ -270,7 +272,7 @@ class World:
         looked = self.now() + beats * settings["heartbeat"]
         while (behind := self._behind()) or self.now() < looked:
             if self.now() > deadline:
-                self.record.breaks("settles", f"{SETTLED_WITHIN:g} s after the last fault: {'; '.join(behind)}")
+                self.record.breaks("settles", f"{within:g} s after the last fault: {'; '.join(behind)}")
                 return
             for service in self._running():
                 self._revive(service)
@@ -426,6 +428,15 @@ class World:
             if service.bus is not None and service.reads:
                 found += self._behind_of(service, service.bus)
         return found
+
+    def _handling_takes(self, service: Service) -> float:
+        """Most seconds that the handlers of a slow process need for the rows it has yet to handle, one by one."""
+        slow: float = service.role.options.get("slow", 0.0)
+        rows = 0
+        for key, log in self.database.facts().items() if slow else ():
+            at = 0 if service.bus is None else service.bus.reading.core.delivered(*key)  # 0: it is being opened
+            rows += sum(len(payloads) for token, payloads in log.items() if token > at)
+        return slow * rows
 
     def _behind_of(self, service: Service, bus: Bus) -> list[str]:
         core, found = bus.reading.core, []
