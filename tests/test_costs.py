@@ -37,7 +37,7 @@ PUBLISHED_AT_A_JOIN = 1  # by the joining reader itself; and each writer answers
 CONNECTIONS = {1: 2, 100: 5}
 # PostgreSQL has 2**32 members of multixacts between two vacuums of all its tables. It takes one for each transaction
 # that holds a row which another one locks as well.
-MEMBERS_A_FACT = 0.0  # of facts that run no statement, however many are open
+MEMBERS_A_FACT = 0.0
 SIZE = "SELECT pg_table_size('busrep_positions')"
 BYTES_A_BEAT = 100  # by which busrep_positions grows while an old snapshot is open, such as that of pg_dump
 
@@ -201,12 +201,28 @@ def test_an_idle_process_keeps_one_connection(
 
 
 @pytest.mark.servers
-def test_the_multixact_members_of_a_fact(redis_url: str, bus_name: str, postgres_url: str) -> None:
+@pytest.mark.parametrize("kind", ["appended", "with a statement", "in the caller's transaction"])
+def test_the_multixact_members_of_a_fact(redis_url: str, bus_name: str, postgres_url: str, kind: str) -> None:
+    """Of several that are open at a time."""
+    together = asyncio.Barrier(8)
+
+    async def one(bus: busrep.Bus) -> None:
+        async with await psycopg.AsyncConnection.connect(postgres_url) as connection:
+            await connection.execute("SELECT 1")
+            joined = connection if kind == "in the caller's transaction" else None
+            async with bus.write(orders, connection=joined) as fact:
+                if kind == "with a statement":
+                    await fact.execute("SELECT 1")
+                fact.add(Order(1, "paid"))
+                await together.wait()
+
     async def count() -> float:
         async with bus_beside(redis_url, bus_name, postgres_url) as (bus, own):
             before = await members(own)
-            await asyncio.gather(*(write(bus, 5) for _ in range(20)))
-            return (await members(own) - before) / 100
+            await asyncio.gather(*(one(bus) for _ in range(together.parties)))
+            await bus.settle()
+            assert bus.statistics()["writer"]["facts"] == together.parties
+            return (await members(own) - before) / together.parties
 
     async def members(own: psycopg.AsyncConnection[Any]) -> int:
         await own.execute("CHECKPOINT")

@@ -137,7 +137,8 @@ def _win(
         yield from _check_again(dialect, writer, again)
     won_by = None if again is None else -again  # below zero: not finished
     answers = yield (
-        # Waits until no transaction of a predecessor holds the row FOR SHARE.
+        # Both wait until no transaction of a predecessor holds the name.
+        *dialect.take_name(writer),
         Sql(
             f"INSERT INTO busrep_writers (writer, incarnation, claimed_at, finished) VALUES (?, ?, {dialect.now}, ?) "
             f"ON CONFLICT (writer) DO UPDATE SET incarnation = {dialect.largest}(busrep_writers.incarnation, ?) + 1, "
@@ -173,15 +174,16 @@ def _give_up(dialect: Dialect, writer: str, streams: Sequence[str]) -> Plan[None
 
 
 def _check_again(dialect: Dialect, writer: str, again: int) -> Plan[None]:
-    """Raise WriterFenced unless the name may be won back; locked, so that nobody else wins it before the claim."""
+    """Take the name if it may be won back, so that nobody else wins it. Else WriterFenced, at once where that shows."""
     noted = "SELECT incarnation FROM busrep_writers WHERE writer = ? AND finished = ?"
-    answers = yield Sql(
+    stands = Sql(
         "SELECT 1 FROM busrep_writers WHERE writer = ? AND "
         f"((incarnation = ? AND {LIVE}) OR (incarnation = ? AND finished = ?) OR finished = ? "
-        f"OR (incarnation = finished + 1 AND finished IN ({noted}))){dialect.exclusive}",
+        f"OR (incarnation = finished + 1 AND finished IN ({noted})))",
         (writer, again, again + 1, again, -again, writer + WON, -again),
     )
-    if not answers[0]:
+    answers = yield (*dialect.take_name(writer, stands), stands)
+    if not answers[-1]:
         raise WriterFenced(writer, again)
 
 
@@ -216,38 +218,33 @@ def _repair(dialect: Dialect, stream: str, least: int) -> Plan[None]:
     yield Control.COMMIT
 
 
-def lock_claim(dialect: Dialect, held: Claim, ids: Mapping[str, int] = {}) -> Sql:
-    """The first statement of a write transaction (9.4): no row, and the writer is fenced. Answers the marker,
-    the setting that it made, and on a server, of each stream in ``ids``, so many new IDs.
+def lock_claim(dialect: Dialect, held: Claim, ids: Mapping[str, int] = {}, *, row: bool = True) -> Sql:
+    """Proof of the claim, first in a write transaction (9.4): no row, and the writer is fenced. Answers the marker,
+    the setting that it made, and on a server, of each stream in ``ids``, so many new IDs. ``row``: locks the claim's.
 
     It makes the transaction durable as well: what it commits is announced. And the server is the one that was
     noted, on the same timeline: else the writer counts as fenced, and claims its name again.
     """
     given = "".join(f", {dialect.new_ids(stream, count)}" for stream, count in ids.items())
+    noted, params = ("", ()) if row else dialect.note_name(held)
     return Sql(
-        f"SELECT {dialect.marker}, {dialect.durable}{given} FROM busrep_writers "
-        f"WHERE {HELD} AND {dialect.same_server}{dialect.share}",
-        (held.writer, held.incarnation),
+        f"SELECT {dialect.marker}, {dialect.durable}{given}{noted} FROM busrep_writers "
+        f"WHERE {HELD} AND {dialect.same_server}{dialect.share if row else ''}",
+        (*params, held.writer, held.incarnation),
     )
 
 
 def hold(dialect: Dialect, held: Claim, *begin: Control, ids: Mapping[str, int] = {}) -> Plan[Row]:
-    """Lock the claim until the transaction's end (9.4). ``begin``: what begins it, in the same round trip; nothing for
-    one that is open. Returns the row of `lock_claim`: first of all the marker. Raises WriterFenced."""
-    answers = yield (*begin, lock_claim(dialect, held, ids))
-    if not answers[0]:
+    """Hold the claim until the transaction's end (9.4). ``begin``: what begins it, in the same round trip; nothing for
+    one that is open. Returns the marker, the setting, and the IDs, see `lock_claim`. Raises WriterFenced."""
+    shared = dialect.share_name(held, claim_stands(dialect, held))
+    answers = yield (*begin, *shared, lock_claim(dialect, held, ids, row=not shared))
+    found = answers[-1]
+    if found and shared and not answers[0][0][0]:
+        found = (yield Sql(*dialect.note_name(held, lock_claim(dialect, held))))[0] and found
+    if not found:
         raise WriterFenced(held.writer, held.incarnation)
-    return answers[0][0]
-
-
-def held_in(dialect: Dialect, held: Claim, marker: object) -> Sql:
-    """As `lock_claim` on a server, in no other transaction than that one: no row, and it is another, or the writer is
-    fenced."""
-    return Sql(
-        f"SELECT 1 FROM busrep_writers WHERE {HELD} AND {dialect.same_server} AND {dialect.marker} = ? "
-        f"AND {dialect.durable} <> ''{dialect.share}",
-        (held.writer, held.incarnation, str(marker)),
-    )
+    return found[0][: 2 + len(ids)]
 
 
 def claim_stands(dialect: Dialect, claim: Claim) -> Sql:

@@ -15,6 +15,7 @@ import orjson
 
 from busrep.core.snapshots import LOADED
 from busrep.errors import ClaimBlocked, ConfigError, RowError
+from busrep.stores.interface import Claim
 from busrep.stores.plans import Control, Locked, Plan, Sql, Step, T
 from busrep.streams import Registry, Stream
 
@@ -285,6 +286,21 @@ class Dialect(Protocol):
     def lock_series(self, writer: str, *, exclusive: bool) -> Sequence[Sql]:
         """Locks a writer's series until the transaction ends: appends share it, and wait while someone waits for it
         exclusively (9.26). None where there is one write transaction at a time."""
+
+    def share_name(self, held: Claim, stands: Sql) -> Sequence[Sql]:  # noqa: ARG002
+        """Holds a name until the transaction ends, beside its other transactions, if ``stands`` has a row. Where it
+        answers with nothing the claim's row is to be locked. None where a transaction that writes is alone."""
+        return ()
+
+    def note_name(self, held: Claim, lock: Sql | None = None) -> tuple[str, Sequence[object]]:  # noqa: ARG002
+        """A column of the proof behind `share_name`, with its parameters: notes in the transaction that it holds the
+        name. With ``lock``, a question that locks the claim's row, another question: notes it where that answers."""
+        return ("", ()) if lock is None else (lock.text, lock.params)
+
+    def take_name(self, writer: str | None, if_: Sql | None = None) -> tuple[Sql, ...]:  # noqa: ARG002
+        """Waits for all that hold a name, or any name, and holds it alone until the transaction ends; does neither
+        where ``if_``, a question, has no row."""
+        return ()
 
     def hold(self, held: Sql) -> Sql:
         """Locks the writer's row where ``held``, a condition on it, and makes the transaction durable. Else it answers

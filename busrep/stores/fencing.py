@@ -132,6 +132,7 @@ def _choose_ids(dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
 def _leave_out_ids(clock: int, dialect: Dialect, here: Sql, seconds: float) -> Plan[None]:
     home, now = yield from _alone_with_server(dialect, here, seconds)
     if home.successor and home.successor == now:
+        yield dialect.take_name(None)  # waits for open facts, of all writers
         # Whoever holds IDs of the new timeline already got them below those that readers may have passed.
         for (writer,) in (yield Sql("SELECT writer FROM busrep_writers ORDER BY writer"))[0]:
             if not writer.endswith(WON):
@@ -187,10 +188,16 @@ def _note_winner(writer: str) -> Sql:
 def _fence(dialect: Dialect, writer: str, incarnation: int, seconds: float) -> Plan[int | None]:
     """The incarnation that is fenced; the one before, if somebody has fenced that already and got no further: its
     process could not tell that the name is its own if it were fenced twice."""
+    standing = Sql(  # the facts of a successor are not waited for
+        "SELECT 1 FROM busrep_writers WHERE writer = ? "
+        "AND (incarnation = ? OR (incarnation = ? AND (finished = ? OR finished = ?)))",
+        (writer, incarnation, incarnation + 1, incarnation, incarnation - 1),
+    )
     answers = yield (
         *begin_durably(dialect, wait=seconds),
         # First, as a claim does: else this and 'db restored' could each wait for one of the two rows of a name.
         Sql(EPOCH.text + dialect.share),
+        *dialect.take_name(writer, standing),
         _note_winner(writer),
         Sql(
             "UPDATE busrep_writers SET incarnation = incarnation + 1, finished = incarnation "
@@ -260,6 +267,7 @@ def restored(dialect: Dialect) -> Plan[str]:
             # From here on the log is this server's own.
             Sql(f"UPDATE busrep_meta SET value = {dialect.server or no_server} WHERE key = 'server'"),
         )
+        yield dialect.take_name(None)  # waits for open facts, of all writers
         above = yield from leave_out_incarnations(dialect, now)
         # Nobody holds a name of the log before, or wins it back: a claim that was lost must not have this very number.
         yield Sql("UPDATE busrep_writers SET incarnation = ?, finished = 0", (above + 1,))

@@ -2,7 +2,7 @@
 
 meta (key, value): schema version, epoch; ``server``: PostgreSQL's system identifier and timeline, which the first claim
     notes; ``incarnations``: claims are above that, since a restore or a failover.
-writers (writer, incarnation, finished): one row a name; every write transaction locks it FOR SHARE, so nothing
+writers (writer, incarnation, finished): one row a name; write transactions may lock it FOR SHARE, so nothing
     that changes often may live in it. ``finished``: the incarnation that was fenced for being silent;
     below zero, the one whose process has won the name back since: it may not know yet, and ask again. If that is
     finished as well, the row "NAME won" keeps both. A row "NAME series" holds the number of the series of a name's
@@ -43,11 +43,11 @@ from busrep.streams import Stream
 
 # The tables, by the version of the schema that has them first. In braces stand the words of a dialect: {when} is the
 # type of a timestamp and {now} its default, {number} numbers rows, {plain} and {hot} are what stands behind a table,
-# {hot} where rows are updated often. A table of SQLite alone stands behind {sqlite}.
+# {hot} where rows are updated often. What one database alone has stands behind {sqlite} or {postgresql}.
 VERSIONS: Mapping[int, Sequence[str]] = {
     1: (
         "CREATE TABLE busrep_meta (key text PRIMARY KEY, value text NOT NULL){plain}",
-        # Locked FOR SHARE by every write transaction: nothing that changes often may live here.
+        # Locked FOR SHARE by write transactions: nothing that changes often may live here.
         "CREATE TABLE busrep_writers (writer text PRIMARY KEY, incarnation bigint NOT NULL, claimed_at {when}, "
         "finished bigint){plain}",
         "CREATE TABLE busrep_positions (stream text, writer text, position bigint NOT NULL, floor bigint NOT NULL, "
@@ -79,6 +79,16 @@ VERSIONS: Mapping[int, Sequence[str]] = {
         "done_at {when} NOT NULL){hot}",
     ),
     4: ("ALTER TABLE busrep_streams ADD COLUMN fields text", "ALTER TABLE busrep_readers ADD COLUMN stopped text"),
+    5: (
+        # For processes of older versions, which take a name by an UPDATE of its row alone: so they wait for facts that
+        # hold it by an advisory lock, for a short time: they have the row meanwhile. (Rows that are no name's come here
+        # as well: nobody holds those.)
+        "{postgresql}CREATE OR REPLACE FUNCTION busrep_take_name() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = "
+        "'200ms' SET search_path = pg_catalog, pg_temp AS $$BEGIN PERFORM pg_advisory_xact_lock(TG_RELID::int, "
+        "hashtext(NEW.writer)); RETURN NEW; END$$",
+        "{postgresql}CREATE TRIGGER busrep_take_name BEFORE UPDATE OF incarnation ON busrep_writers FOR EACH ROW "
+        "WHEN (coalesce(current_setting('busrep.takes_name', true), '') = '') EXECUTE FUNCTION busrep_take_name()",
+    ),
 }
 
 VERSION = max(VERSIONS)

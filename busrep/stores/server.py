@@ -307,22 +307,27 @@ class ServerTransaction(PlannedTransaction):
 
         In the caller's hands the lock may be gone: with a savepoint rolled back, or with the whole transaction. What is
         inserted without it would be rows of a writer whose IDs somebody else may have ended meanwhile. So each INSERT
-        into busrep's table takes it again, and answers with what it wrote: where that is nothing, a question tells why.
-        An application's table may have triggers and rules, which leave nothing to answer with: it is asked before.
+        into busrep's table asks whether it is there, and answers with what it wrote: where that is nothing, a question
+        tells why, and takes it again. An application's table may have triggers and rules, which leave nothing to answer
+        with: it is asked before.
         """
-        dialect, pending = self.store.dialect, self._take_pending()
-        if pending and not self._own:
-            held = claims.held_in(dialect, self.claim, self.marker)
-            inserts = [dialect.while_held(insert, held) for insert in pending]
-            if all(await self._run(only(*inserts), self._lock_wait)):
+        pending = self._take_pending()
+        held = [] if self._own else [self.store.dialect.while_held(one, self.claim, self.marker) for one in pending]
+        for _ in range(2):
+            if held:
+                written = await self._run(only(*held), self._lock_wait)
+                if all(written):
+                    return
+                if any(written):
+                    break
+            if (await self._lock())[0] != self.marker:
+                raise ConfigError(
+                    "the transaction of connection= ended inside the block of bus.write(): end it after the block"
+                )
+            if not held:
+                await self._run(only(*pending))
                 return
-        if (await self._lock())[0] != self.marker:
-            raise ConfigError(
-                "the transaction of connection= ended inside the block of bus.write(): end it after the block"
-            )
-        if pending and not self._own:
-            raise ConfigError("busrep_facts took no row: it has a trigger, or a rule, that keeps rows out. Remove it")
-        await self._run(only(*pending))
+        raise ConfigError("busrep_facts took no row: it has a trigger, or a rule, that keeps rows out. Remove it")
 
     async def _after(self, committing: asyncio.Future[None]) -> None:
         await asyncio.wait([committing])

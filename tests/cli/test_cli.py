@@ -436,8 +436,8 @@ def test_error_a_missing_driver_names_its_extra(closed_port: int) -> None:
 def test_what_a_person_is_told(redis_url: str, bus_name: str, store_url: str) -> None:
     """The other tests read JSON."""
     store = ("--store", store_url)
-    assert ": schema 4, streams: none yet\n" in busrep("db", "init", *store).stdout
-    assert ": schema 4, streams: orders\n" in busrep("db", "init", *store, "--stream", "orders").stdout
+    assert ": schema 5, streams: none yet\n" in busrep("db", "init", *store).stdout
+    assert ": schema 5, streams: orders\n" in busrep("db", "init", *store, "--stream", "orders").stdout
     publish = ("publish", "--redis", redis_url, "--name", bus_name, *store, "--stream", "orders")
     assert busrep(*publish, stdin=b"").stdout == "published 0 facts, 0 rows\n"
     assert busrep(*publish, stdin=b"[1]\n[2]").stdout == "published 2 facts, 2 rows: orders at 2\n"

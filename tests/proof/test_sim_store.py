@@ -215,6 +215,8 @@ def _named(found: Any, names: dict[str, str]) -> Any:
     """Markers and epochs differ from server to server."""
     if isinstance(found, list | tuple):
         return [_named(each, names) for each in found]
+    if isinstance(found, str) and found.endswith(("/1/w1", "/")):  # a note
+        return _named(found.partition("/")[0], names)
     if isinstance(found, str) and ((found.isdigit() and len(found) > 2) or len(found) == 32):
         return names.setdefault(found, f"name {len(names)}")
     return found
@@ -260,7 +262,12 @@ def begun_steps() -> tuple[Step, ...]:
     return tuple(one for one in steps if isinstance(one, Sql))
 
 
-FENCE = step(fencing._fence(DIALECT, "w1", 1, 10), "UPDATE")
+SHARE = (*DIALECT.share_name(HELD, claims.claim_stands(DIALECT, HELD)), claims.lock_claim(DIALECT, HELD, row=False))
+STANDS = claims.claim_stands(DIALECT, HELD)
+(TAKE_HELD,) = DIALECT.take_name("w1", STANDS)
+TAKE, TAKE_ALL = *DIALECT.take_name("w1"), *DIALECT.take_name(None)
+ROW, MARKER = Sql(*DIALECT.note_name(HELD, LOCK)), Sql(f"SELECT {DIALECT.marker}")
+FENCE = step(fencing._fence(DIALECT, "w1", 1, 10), "UPDATE", [(1,)])
 WIN = step(claims._win(DIALECT, "w9", [ORDERS], 10, 7), "INSERT INTO busrep_writers")
 WIN_BACK = step(claims._win(DIALECT, "w1", [ORDERS], 10, 7), "INSERT INTO busrep_writers")
 REGISTER = step(claims._win(DIALECT, "w9", [ORDERS], 10, 7), "INSERT INTO busrep_positions")
@@ -325,7 +332,52 @@ def asked(at: int) -> Callable[[list[Any]], tuple[Step, ...]]:
     return steps
 
 
+def held(at: int) -> Callable[[list[Any]], tuple[Step, ...]]:
+    """An insert where the transaction holds the name whose marker answer number ``at`` was."""
+    return lambda raw: (DIALECT.while_held(ONE_FACT, HELD, raw[at][0][0][0].partition("/")[0]),)
+
+
 INTERLEAVINGS: dict[str, list[Do]] = {
+    "9.4 a name is taken when all have ended that share it": [
+        do("a", BEGIN, *SHARE), do("b", BEGIN, *SHARE), do("c", BEGIN, TAKE), do("a", COMMIT),
+        do("b", COMMIT, wakes="c"), do("c", COMMIT),
+    ],
+    "9.4 a name is not taken where another has it": [
+        do("b", BEGIN, FENCE, COMMIT), do("a", BEGIN, LOCK), do("a", ROLLBACK), do("a", BEGIN, TAKE_ALL),
+        do("c", BEGIN, TAKE_HELD), do("c", COMMIT), do("a", COMMIT),
+    ],
+    "9.4 whoever waits for a name looks once, and again behind the wait": [
+        do("a", BEGIN, *SHARE), do("b", BEGIN, TAKE_HELD), do("a", FENCE), do("a", COMMIT, wakes="b"), do("b", STANDS),
+        do("b", COMMIT),
+    ],
+    "9.4 who comes while somebody waits for a name does not share it": [
+        do("a", BEGIN, *SHARE), do("b", BEGIN, TAKE), do("c", BEGIN, *SHARE), do("a", *SHARE), do("c", LOCK),
+        do("a", COMMIT, wakes="b"), do("b", FENCE), do("c", COMMIT, wakes="b"), do("b", COMMIT),
+    ],
+    "9.4 a name that was taken is not shared": [
+        do("b", BEGIN, TAKE), do("a", BEGIN, *SHARE), do("b", FENCE, COMMIT), do("a", *SHARE), do("a", LOCK),
+        do("a", ROLLBACK),
+    ],
+    "9.4 in one snapshot nobody shares a name": [
+        do("a", REPEATABLE), do("a", *SHARE), do("a", ROLLBACK),
+    ],
+    "9.4 rows are inserted where the name is held": [
+        do("a", BEGIN, *SHARE), do("a", held(0)), do("a", COMMIT), do("a", BEGIN), do("a", held(0)), do("a", COMMIT),
+    ],
+    "9.4 nobody shares a name while somebody waits for all": [
+        do("a", BEGIN, *SHARE), do("b", BEGIN, TAKE_ALL), do("c", BEGIN, *SHARE), do("a", COMMIT, wakes="b"),
+        do("c", COMMIT), do("b", COMMIT),
+    ],
+    "9.4 what waited for the row in vain notes nothing": [
+        do("b", BEGIN, FENCE), do("a", BEGIN, ROW), do("b", COMMIT, wakes="a"), do("a", MARKER), do("a", held(3)),
+        do("a", COMMIT),
+    ],
+    "9.4 rows are inserted where the claim's row is locked": [
+        do("a", BEGIN, ROW), do("a", held(0)), do("a", COMMIT), do("a", BEGIN), do("a", held(0)), do("a", COMMIT),
+    ],
+    "9.4 a name of another incarnation is not shared": [
+        do("b", BEGIN, FENCE, COMMIT), do("a", BEGIN, *SHARE), do("b", BEGIN, TAKE), do("b", COMMIT), do("a", COMMIT),
+    ],
     "9.4 a fence waits for the claim's lock, and the next lock finds it moved": [
         do("a", BEGIN, LOCK), do("b", BEGIN, FENCE), do("a", COMMIT, wakes="b"), do("b", INCARNATION), do("b", COMMIT),
         do("a", BEGIN, LOCK), do("a", ROLLBACK),
@@ -608,7 +660,8 @@ def test_9_4_a_claim_without_its_lock_is_a_violation() -> None:
         await at.store.init()
         for store in at.stores:
             await store.open()
-        at.store.dialect.share = ""
+        dialect = at.store.dialect
+        dialect.share, dialect.share_name = "", lambda *_: ()
         at.claim = await at.store.claim("w1", ["orders"], timeout=1)
         transaction = await at.held(row(1))
         again = await at.other.claim("w1", ["orders"], timeout=1)

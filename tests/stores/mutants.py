@@ -33,6 +33,7 @@ SNAPSHOTS_POSTGRES = "stores/test_snapshots_postgres.py::test_"
 SNAPSHOTS_STORE_POSTGRES = "stores/test_snapshots_store.py::TestPostgres::test_"
 SNAPSHOTS_STORE_SQLITE = "stores/test_snapshots_store.py::TestSqlite::test_"
 JOINED = "stores/test_joined.py::test_"
+MIGRATION = "stores/test_migration.py::test_"
 STORES_POSTGRES = "stores/test_stores.py::TestPostgres::test_"
 STORES_SQLITE = "stores/test_stores.py::TestSqlite::test_"
 STORE_EDGES = "stores/test_store_edges.py::test_"
@@ -166,11 +167,11 @@ MUTANTS: tuple[Mutant, ...] = (
             Edit(
                 "claims.hold",
                 """\
-    if not answers[0]:
+    if not found:
         raise WriterFenced(held.writer, held.incarnation)
-    return answers[0][0]
+    return found[0]
 """,
-                "    return answers[0][0] if answers[0] else (None, '', *(0 for _ in ids))\n",
+                "    return found[0] if found else (None, '', *(0 for _ in ids))\n",
             ),
         ),
         checks=(
@@ -182,11 +183,139 @@ MUTANTS: tuple[Mutant, ...] = (
         name="the-claim-is-checked-and-not-locked",
         rule="9.4",
         harm="A transaction that passed the check commits after the successor has read its start: skipped.",
-        edits=(Edit("PostgresDialect.share", '    share: str = " FOR SHARE"\n', '    share: str = ""\n'),),
+        edits=(
+            Edit(
+                "NameLocks.share_name",
+                "WHEN NOT pg_try_advisory_xact_lock_shared({key}) THEN",
+                "WHEN NOT true THEN",
+            ),
+        ),
         checks=(
             SIMULATOR,
             STORES_POSTGRES + "9_4_a_claim_waits_for_the_predecessors_transaction_and_starts_behind_it",
         ),
+    ),
+    Mutant(
+        name="behind-a-waiting-claim-the-row-is-not-locked",
+        rule="9.4",
+        harm="A fact that begins while a successor waits commits after that one has read its start: skipped.",
+        edits=(Edit("claims.hold", "    if found and shared and not answers[0][0][0]:\n", "    if False:\n"),),
+        checks=(STORES_POSTGRES + "9_4_who_begins_while_a_successor_waits_holds_it_up",),
+    ),
+    Mutant(
+        name="a-fact-waits-behind-a-claim-that-waits",
+        rule="9.4",
+        harm="A fact inside another one waits for a claim that waits for the outer one, for ever.",
+        edits=(
+            Edit(
+                "NameLocks.share_name",
+                "WHEN NOT pg_try_advisory_xact_lock_shared({key}) THEN",
+                "WHEN pg_advisory_xact_lock_shared({key})::text <> '' THEN",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "9_4_facts_may_nest_while_a_successor_waits",),
+    ),
+    Mutant(
+        name="in-one-snapshot-the-name-is-shared",
+        rule="9.4",
+        harm="A caller's REPEATABLE READ transaction writes under a name that was lost before it took the lock.",
+        edits=(
+            Edit(
+                "NameLocks.share_name",
+                "WHEN current_setting('transaction_isolation') <> 'read committed' THEN",
+                "WHEN false THEN",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "9_4_a_serialization_failure_of_the_lock_is_a_fence",),
+    ),
+    Mutant(
+        name="processes-of-before-version-5-wait-for-no-name",
+        rule="9.4",
+        harm="While processes are upgraded a successor of before reads its start while a fact is open: it is skipped.",
+        edits=(Edit("schema.VERSIONS", "PERFORM pg_advisory_xact_lock(", "PERFORM ("),),
+        checks=(MIGRATION + "9_4_version_5_holds_names_against_processes_of_before[plain]",),
+    ),
+    Mutant(
+        name="a-process-of-before-version-5-waits-with-the-row",
+        rule="9.4",
+        harm="While processes are upgraded beats of a name that is taken, and who takes it as well, wait for the row.",
+        edits=(Edit("schema.VERSIONS", "SET lock_timeout = \"\n        \"'200ms' SET search_path", "SET search_path"),),
+        checks=(MIGRATION + "9_4_version_5_holds_names_against_processes_of_before[plain]",),
+    ),
+    Mutant(
+        name="a-process-of-before-version-5-computes-another-key",
+        rule="9.4",
+        harm="Where its search_path finds another hashtext() a process of before takes a name while a fact is open.",
+        edits=(Edit("schema.VERSIONS", "SET search_path = pg_catalog, pg_temp AS", "AS"),),
+        checks=(MIGRATION + "9_4_version_5_holds_names_against_processes_of_before[with a hashtext of its own]",),
+    ),
+    Mutant(
+        name="tables-that-were-dropped-cannot-be-made-anew",
+        rule="9",
+        harm="'db init' fails for good where somebody has dropped the tables, for their function is there still.",
+        edits=(Edit("schema.VERSIONS", "CREATE OR REPLACE FUNCTION", "CREATE FUNCTION"),),
+        checks=(MIGRATION + "tables_that_were_dropped_are_made_anew",),
+    ),
+    Mutant(
+        name="who-has-taken-all-names-takes-each",
+        rule="9.4",
+        harm="With many names the server has no room for their locks: a failover, or a restore, fails.",
+        edits=(Edit("NameLocks.take_name", "set_config('busrep.takes_name', '1', true)", "'1'"),),
+        checks=(MIGRATION + "9_4_who_takes_all_names_takes_one_lock",),
+    ),
+    Mutant(
+        name="a-claim-locks-the-row-before-the-name",
+        rule="9.4",
+        harm="A fact inside another one waits for the row, which a successor holds that waits for the outer one.",
+        edits=(Edit("claims._win", "        *dialect.take_name(writer),\n", ""),),
+        checks=(SIMULATOR, STORES_POSTGRES + "9_4_facts_may_nest_while_a_successor_waits"),
+    ),
+    Mutant(
+        name="whoever-finishes-a-name-locks-the-row-before-it",
+        rule="9.5",
+        harm="While a name is finished whose fact is open its beats wait for the row.",
+        edits=(Edit("fencing._fence", "        *dialect.take_name(writer, standing),\n", ""),),
+        checks=(SIMULATOR, STORES_POSTGRES + "9_5_a_name_is_won_back_beside_who_finishes_it"),
+    ),
+    Mutant(
+        name="a-late-finish-waits-for-a-successor-s-facts",
+        rule="9.5",
+        harm="A reader that finishes a name late has all facts of the name's next writer lock its row.",
+        edits=(Edit("fencing._fence", "take_name(writer, standing)", "take_name(writer)"),),
+        checks=(STORES_POSTGRES + "9_5_a_late_finish_waits_for_no_fact_of_a_successor",),
+    ),
+    Mutant(
+        name="a-name-is-won-back-from-who-claimed-it-meanwhile",
+        rule="9.5",
+        harm="A process takes its name back from another one, which was told that the name is its own.",
+        edits=(Edit("claims._check_again", "(*dialect.take_name(writer, stands), stands)", "(stands,)"),),
+        checks=(STORES_POSTGRES + "9_5_a_name_is_not_won_back_from_who_claims_it_meanwhile",),
+    ),
+    Mutant(
+        name="a-failover-takes-names-one-by-one",
+        rule="9.23",
+        harm="With many names the server has no room for their locks, and nobody writes any more.",
+        edits=(
+            Edit(
+                "fencing._leave_out_ids",
+                "        yield dialect.take_name(None)  # waits for open facts, of all writers\n",
+                "",
+            ),
+        ),
+        checks=(FAILOVER + "9_4_a_failover_waits_for_open_facts",),
+    ),
+    Mutant(
+        name="a-restore-takes-names-one-by-one",
+        rule="9.4",
+        harm="With many names the server has no room for their locks, and the restore fails.",
+        edits=(
+            Edit(
+                "fencing.restored",
+                "        yield dialect.take_name(None)  # waits for open facts, of all writers\n",
+                "",
+            ),
+        ),
+        checks=(STORES_POSTGRES + "9_4_a_restore_waits_for_open_facts",),
     ),
     Mutant(
         name="start-is-read-before-the-claim-is-won",
@@ -863,7 +992,9 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="A savepoint rolled back inside the block, and a successor: rows below the position that it began at.",
         edits=(
             Edit(
-                "PostgresDialect.while_held", "WHERE EXISTS ({held.text})", "WHERE coalesce(true, EXISTS ({held.text}))"
+                "NameLocks.while_held",
+                "WHERE current_setting('{_noted(held)}', true) = ? AND",
+                "WHERE coalesce(true, current_setting('{_noted(held)}', true) = ?) AND",
             ),
         ),
         checks=(BUS + "a_savepoint_rolled_back_inside_the_block_does_not_let_go_of_the_claim",),
@@ -872,15 +1003,41 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-joined-fact-is-inserted-in-any-transaction",
         rule="9.1",
         harm="Rows are inserted in another transaction than the one whose outcome decides of their fact.",
-        edits=(Edit("held_in", "AND {dialect.marker} = ? ", "AND {dialect.marker} <> ? "),),
+        edits=(Edit("NameLocks.while_held", "true) = ? AND", "true) <> ? AND"),),
         checks=(BUS + "a_transaction_that_ends_inside_the_block_is_told",),
     ),
     Mutant(
-        name="a-joined-fact-is-inserted-without-the-claim-s-lock",
-        rule="9.4",
-        harm="A savepoint took the lock along: the name is finished before COMMIT, and the fact is above its end.",
-        edits=(Edit("held_in", "<> ''{dialect.share}", "<> ''"),),
-        checks=(BUS + "what_a_savepoint_took_along_a_joined_fact_has_again_at_its_end",),
+        name="what-the-caller-sets-takes-the-disk-from-a-fact",
+        rule="9.22",
+        harm="With synchronous_commit = off a joined fact is announced, and a crash of the server takes it back.",
+        edits=(Edit("NameLocks.while_held", " AND {self.durable} <> ''", ""),),
+        checks=(JOINED + "9_22_what_the_caller_sets_does_not_take_the_disk_from_a_fact",),
+    ),
+    Mutant(
+        name="a-transaction-holds-a-name-that-is-another-s",
+        rule="9.5",
+        harm="A fact of the caller's on a name that was finished: who wins it back waits for the caller, for ever.",
+        edits=(
+            Edit(
+                "NameLocks.share_name",
+                "WHEN NOT EXISTS ({stands.text}) THEN",
+                "WHEN ? = '' AND ? = 0 THEN",
+            ),
+        ),
+        checks=(JOINED + "9_5_a_name_that_was_finished_is_won_back_for_a_joined_fact",),
+    ),
+    Mutant(
+        name="a-row-that-a-trigger-kept-out-is-passed-over",
+        rule="9.1",
+        harm="Of two facts one is written, and a trigger keeps the other one out: it is lost, and nobody is told.",
+        edits=(
+            Edit(
+                "ServerTransaction._leave_to_caller",
+                "                if all(written):\n",
+                "                if any(written):\n",
+            ),
+        ),
+        checks=(JOINED + "a_trigger_that_drops_the_rows_of_one_stream_is_told",),
     ),
     Mutant(
         name="rows-under-an-id-given-again-are-a-rolled-back-fact-s",
@@ -909,8 +1066,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "ServerTransaction._leave_to_caller",
-                "            if all(await self._run(only(*inserts), self._lock_wait)):\n",
-                "            if all(await self._run(only(*inserts))) and (await self._lock())[0] == self.marker:\n",
+                "                if all(written):\n",
+                "                if all(written) and (await self._lock())[0] == self.marker:\n",
             ),
         ),
         checks=(JOINED + "a_joined_fact_costs_its_caller_two_round_trips",),
@@ -922,8 +1079,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "ServerTransaction._leave_to_caller",
-                "        if pending and not self._own:\n            held",
-                "        if pending:\n            held",
+                "held = [] if self._own else [",
+                "held = [",
             ),
         ),
         checks=(
@@ -938,18 +1095,11 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "ServerTransaction._leave_to_caller",
-                "        if pending and not self._own:\n            raise",
-                "        if False:\n            raise",
+                '        raise ConfigError("busrep_facts took no row: ',
+                '        assert ("busrep_facts took no row: ',
             ),
         ),
         checks=(JOINED + "a_trigger_of_busrep_s_own_table_that_drops_rows_is_told",),
-    ),
-    Mutant(
-        name="a-savepoint-takes-the-disk-along",
-        rule="9.22",
-        harm="With synchronous_commit = off a joined fact is announced, and a crash of the server takes it back.",
-        edits=(Edit("held_in", "AND {dialect.durable} <> ''", ""),),
-        checks=(BUS + "what_a_savepoint_took_along_a_joined_fact_has_again_at_its_end",),
     ),
     Mutant(
         name="a-claim-not-seen-elsewhere-is-lost",
@@ -1283,8 +1433,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "lock_claim",
-                'f"SELECT {dialect.marker}, {dialect.durable}{given} FROM busrep_writers "',
-                "f\"SELECT {dialect.marker}, ''{given} FROM busrep_writers \"",
+                'f"SELECT {dialect.marker}, {dialect.durable}{given}{noted} FROM busrep_writers "',
+                "f\"SELECT {dialect.marker}, ''{given}{noted} FROM busrep_writers \"",
             ),
         ),
         checks=(

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 from unittest import mock
@@ -465,6 +466,29 @@ def test_incarnations_rise_under_a_server_s_clock_that_was_set_back(
             claimed = claim_after(event, store, operator)
             assert claimed > before
             before = claimed
+
+
+def test_9_4_a_failover_waits_for_open_facts(postgres_url: str) -> None:
+    """And takes one lock for all names: a server has room for so many."""
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND classid = 'busrep_meta'::regclass"
+    with (
+        opened_store(postgres_url) as store,
+        opened_store(postgres_url) as other,
+        psycopg.connect(postgres_url, autocommit=True) as operator,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        claim = store.claim("a", ["orders"], timeout=10.0)
+        transaction = store.transaction(claim)
+        transaction.begin()
+        operator.execute("UPDATE busrep_meta SET value = '1/00000001' WHERE key = 'server'")
+        claiming = threads.submit(other.claim, "b", ["orders"], timeout=60.0)
+        while operator.execute(waiting).fetchone() == (0,) and not claiming.done():
+            time.sleep(0.01)
+        assert not claiming.done()
+        transaction.commit()
+        claiming.result(60)
+        with pytest.raises(WriterFenced):
+            store.check_claim(claim)
 
 
 def test_another_timeline_fences_all_writers_until_they_claim_again(postgres_url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 import busrep
 import busrep.stores.postgres.steps as postgres_steps
 from busrep.errors import ConfigError, WriterFenced
+from busrep.stores import open_store
 from busrep.stores.blocking import BlockingStore
+from busrep.stores.postgres.dialect import PostgresDialect
 from busrep.streams import Registry, Stream, Table
 from tests.shop import Order, opened_store, orders
 from tests.stores.store_conformance import sync
@@ -143,3 +146,96 @@ def test_a_trigger_of_busrep_s_own_table_that_drops_rows_is_told(postgres_url: s
         transaction.insert("orders", [(id, [Order(1, "new")], [b'[1,"new"]'])])
         with pytest.raises(ConfigError, match="has a trigger"):
             transaction.commit()
+
+
+def test_a_trigger_that_drops_the_rows_of_one_stream_is_told(postgres_url: str) -> None:
+    notes = Stream("notes", Order)
+    with opened_store(postgres_url, Registry([orders, notes])) as store, psycopg.connect(postgres_url) as connection:
+        claim = store.claim("w1", ["orders", "notes"], timeout=5)
+        connection.execute(
+            "CREATE FUNCTION only_orders() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RETURN CASE WHEN NEW.stream = 'orders' THEN NEW END; END $$; "
+            "CREATE TRIGGER only_orders BEFORE INSERT ON busrep_facts FOR EACH ROW EXECUTE FUNCTION only_orders()"
+        )
+        transaction = store.transaction(claim, connection)
+        ids = transaction.begin({"orders": 1, "notes": 1})
+        for stream, (id,) in ids.items():
+            transaction.insert(stream, [(id, [Order(1, "new")], [b'[1,"new"]'])])
+        with pytest.raises(ConfigError, match="has a trigger"):
+            transaction.commit()
+
+
+@sync
+async def test_9_5_a_name_that_was_finished_is_won_back_for_a_joined_fact(
+    postgres_url: str, redis_url: str, bus_name: str
+) -> None:
+    """The caller's transaction must not hold the name meanwhile: its owner waits for what would wait for it."""
+    with opened_store(postgres_url) as store:
+        async with (
+            asyncio.timeout(60),
+            busrep.connect(redis_url, name=bus_name, streams=[orders], store=postgres_url, writer="w1") as bus,
+            await psycopg.AsyncConnection.connect(postgres_url) as connection,
+        ):
+            assert bus.writing is not None
+            store.finish("w1", bus.writing.incarnation, timeout=30)
+            await connection.execute("SELECT 1")
+            async with bus.write(orders, connection=connection) as fact:
+                fact.add(Order(1, "new"))
+            await connection.commit()
+            await bus.settle()
+            while bus.positions()["orders"]["w1"] != fact.id:  # until Redis has taken it
+                await asyncio.sleep(0.01)
+
+
+@sync
+async def test_9_4_a_note_without_its_lock_lets_nothing_in(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fact finds that its name is being finished; the next one, with a new claim, has its lock taken back."""
+    with opened_store(postgres_url):
+        pass
+    async with contextlib.AsyncExitStack() as stack:
+        store, other = [open_store(postgres_url, Registry([orders])) for _ in range(2)]
+        for one in (store, other):
+            await one.open()
+            stack.push_async_callback(one.close)
+        old = await store.claim("w1", ["orders"], timeout=30)
+        finisher, caller = [
+            await stack.enter_async_context(await psycopg.AsyncConnection.connect(postgres_url)) for _ in range(2)
+        ]
+        (take,) = PostgresDialect().take_name("w1")
+        await finisher.execute(take.text.replace("?", "%s").encode(), take.params)
+        await finisher.execute(
+            "UPDATE busrep_writers SET incarnation = incarnation + 1, finished = incarnation WHERE writer = 'w1'"
+        )
+        execute: Callable[..., Any] = postgres_steps.execute_steps
+
+        async def hooked(connection: Any, steps: Any) -> Any:
+            if connection is caller and any("FOR SHARE" in getattr(step, "text", "") for step in steps):
+                await finisher.commit()
+            return await execute(connection, steps)
+
+        await caller.execute("SELECT 1")
+        with monkeypatch.context() as patched:
+            patched.setattr(postgres_steps, "execute_steps", hooked)
+            with pytest.raises(WriterFenced):
+                await store.transaction(old, caller).begin({"orders": 1})
+        new = await store.claim("w1", ["orders"], timeout=30, again=old.incarnation)
+        await caller.execute("SAVEPOINT s")
+        transaction = store.transaction(new, caller)
+        ((id,),) = (await transaction.begin({"orders": 1})).values()
+        await caller.execute("ROLLBACK TO s")
+        await other.finish("w1", new.incarnation, timeout=30)
+        await transaction.insert("orders", [(id, [Order(1, "new")], [b'[1,"new"]'])])
+        with pytest.raises(WriterFenced):
+            await transaction.commit()
+
+
+def test_9_22_what_the_caller_sets_does_not_take_the_disk_from_a_fact(postgres_url: str) -> None:
+    with opened_store(postgres_url) as store, psycopg.connect(postgres_url) as connection:
+        claim = store.claim("w1", ["orders"], timeout=5)
+        connection.execute("SELECT 1")
+        transaction = store.transaction(claim, connection)
+        (id,) = transaction.begin({"orders": 1})["orders"]
+        connection.execute("SET LOCAL synchronous_commit = off")
+        transaction.insert("orders", [(id, [Order(1, "new")], [b'[1,"new"]'])])
+        transaction.commit()
+        assert connection.execute("SHOW synchronous_commit").fetchone() == ("local",)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from typing import Any
 
+import psycopg
 import pytest
 
 import busrep
@@ -15,9 +17,14 @@ from busrep.spark.staging import StagedBatch
 from busrep.spark.staging_store import StagingPlace, StagingStore, open_staging_store
 from busrep.stores import open_store, readers, schema
 from busrep.stores.plans import Plan, Sql
+from busrep.stores.postgres.dialect import PostgresDialect
 from busrep.streams import Registry
+from tests.stores.store_conformance import sync
 
 orders = busrep.Stream("orders")
+
+# As a process of an older version takes a name.
+TAKEN = "UPDATE busrep_writers SET incarnation = incarnation + 1 WHERE writer = 'w1'"
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -56,8 +63,10 @@ def older(url: str, version: int) -> str:
     def without_later(dialect: Any) -> Plan[None]:
         for later in range(schema.VERSION, version, -1):
             for step in reversed(schema.statements(dialect, later)):
-                if made := re.match(r"CREATE (?:UNLOGGED )?TABLE (\w+)", step.text):
-                    yield Sql(f"DROP TABLE {made[1]}")
+                if made := re.match(r"CREATE (?:UNLOGGED |OR REPLACE )?(TABLE|FUNCTION) (\w+)", step.text):
+                    yield Sql(f"DROP {made[1]} {made[2]}")
+                elif made := re.match(r"CREATE TRIGGER (\w+) .* ON (\w+)", step.text):
+                    yield Sql(f"DROP TRIGGER {made[1]} ON {made[2]}")
                 elif added := re.match(r"ALTER TABLE (\w+) ADD COLUMN (\w+)", step.text):
                     yield Sql(f"ALTER TABLE {added[1]} DROP COLUMN {added[2]}")
         yield Sql("UPDATE busrep_meta SET value = ? WHERE key = 'version'", (str(version),))
@@ -188,6 +197,74 @@ def test_version_4_keeps_fields_and_reasons(url: str) -> None:
         await new.close()
 
     asyncio.run(after())
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("path", ["", "public, pg_catalog"], ids=["plain", "with a hashtext of its own"])
+@sync
+async def test_9_4_version_5_holds_names_against_processes_of_before(postgres_url: str, path: str) -> None:
+    """One that was there before the migration takes a name by an UPDATE of its row, and knows no other lock. It must
+    not wait long: it has the row, for which the writer's beats wait, and whoever takes the name as it is done now."""
+    await asyncio.to_thread(older, postgres_url, 4)
+    async with contextlib.AsyncExitStack() as stack:
+        new, reader = [open_store(postgres_url, Registry([orders])) for _ in range(2)]
+        await new.init()
+        for store in (new, reader):
+            await store.open()
+            stack.push_async_callback(store.close)
+        before = await stack.enter_async_context(await psycopg.AsyncConnection.connect(postgres_url))
+        if path:
+            await before.execute(
+                "CREATE FUNCTION public.hashtext(text) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 7';"
+                f"SET search_path = {path}"
+            )
+        await before.execute("SET statement_timeout = '10s'")
+        await before.commit()
+        claim = await new.claim("w1", ["orders"], timeout=5)
+        transaction = new.transaction(claim)
+        (id,) = await new.reserve("orders", 1)
+        await transaction.begin()
+        finishing = asyncio.create_task(reader.finish("w1", claim.incarnation, timeout=30))
+        waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        while not (await new.read(_one(waits)))[0] and not finishing.done():
+            await asyncio.sleep(0.01)
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            await before.execute(TAKEN)
+        await before.rollback()
+        await new.heartbeat(claim, claim.starts)
+        await transaction.insert("orders", [(id, [["kept"]], [b'["kept"]'])])
+        await transaction.commit()
+        assert await finishing == {"orders": id}
+        await before.execute(TAKEN)
+
+
+@pytest.mark.servers
+def test_tables_that_were_dropped_are_made_anew(postgres_url: str) -> None:
+    """A function stays where its table is dropped."""
+    asyncio.run(_with_facts(open_store(postgres_url, Registry([orders]))))
+    with psycopg.connect(postgres_url) as connection:
+        for (name,) in connection.execute("SELECT tablename FROM pg_tables WHERE tablename LIKE 'busrep%'").fetchall():
+            connection.execute(f"DROP TABLE {name}".encode())
+    asyncio.run(_with_facts(open_store(postgres_url, Registry([orders]))))
+
+
+@pytest.mark.servers
+def test_9_4_who_takes_all_names_takes_one_lock(postgres_url: str) -> None:
+    """A server has room for so many locks, and a deployment may have had many names."""
+    asyncio.run(_with_facts(open_store(postgres_url, Registry([orders]))))
+    (take,) = PostgresDialect().take_name(None)
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(
+            "INSERT INTO busrep_writers (writer, incarnation) SELECT 'w' || n, 1 FROM generate_series(2, 50) n"
+        )
+        connection.execute(take.text.encode(), take.params)
+        connection.execute("UPDATE busrep_writers SET incarnation = incarnation + 1")
+        held = connection.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone()
+    assert held == (1,)
+
+
+def _one(text: str) -> Plan[Any]:
+    return (yield (Sql(text),))
 
 
 def _added() -> Plan[Any]:

@@ -13,7 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -36,7 +36,7 @@ from busrep.errors import (
 from busrep.settings import Settings
 from busrep.stores import CommitUnknown, memory, open_store
 from busrep.stores.interface import Appended, Unnumbered
-from busrep.stores.postgres.dialect import sequence_name
+from busrep.stores.postgres.dialect import PostgresDialect, sequence_name
 from busrep.stores.schema import VERSION
 from busrep.streams import Registry, Stream, Table
 from busrep.testing.links import FaultyLink
@@ -837,13 +837,114 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             await store.claim("w'?%s", [stream], timeout=1)
 
     @sync
+    async def test_9_4_who_begins_while_a_successor_waits_holds_it_up(self, url: str) -> None:
+        """It does not share the name, for the successor is before it: it locks the row, which the successor changes."""
+        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = '{}'".format
+        async with self.opened(url) as store, self.opened(url) as other:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            first = store.transaction(claim)
+            await first.begin()
+            successor = asyncio.create_task(other.claim("w1", ["orders"], timeout=PATIENCE))
+            while self.sql(url, waits("advisory")) == [(0,)]:
+                await asyncio.sleep(0.01)
+            second = store.transaction(claim)
+            (id,) = await store.reserve("orders", 1)
+            await second.begin()
+            await second.insert("orders", [(id, [[id, 0]], [row(id, 0)])])
+            await first.commit()
+            while self.sql(url, waits("transactionid")) == [(0,)] and not successor.done():
+                await asyncio.sleep(0.01)
+            assert not successor.done()
+            await second.commit()
+            assert (await successor).starts == {"orders": id}
+
+    @sync
+    async def test_9_5_finish_waits_for_an_open_fact(self, url: str) -> None:
+        async with self.opened(url) as store, self.opened(url) as other:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            transaction = store.transaction(claim)
+            await transaction.begin()
+            finishing = asyncio.create_task(other.finish("w1", claim.incarnation, timeout=PATIENCE))
+            while self.sql(url, self.WAITING) == [(0,)] and not finishing.done():
+                await asyncio.sleep(0.01)
+            assert not finishing.done()
+            (id,) = await store.reserve("orders", 1)
+            await transaction.insert("orders", [(id, [[id, 0]], [row(id, 0)])])
+            await transaction.commit()
+            assert await finishing == {"orders": id}
+
+    @sync
+    async def test_9_5_a_late_finish_waits_for_no_fact_of_a_successor(self, url: str) -> None:
+        async with self.opened(url) as store, self.opened(url) as other:
+            before = await store.claim("w1", ["orders"], timeout=1)
+            transaction = store.transaction(await store.claim("w1", ["orders"], timeout=1))
+            await transaction.begin()
+            assert await other.finish("w1", before.incarnation, timeout=SHORT) == {}
+            await transaction.rollback()
+
+    @sync
+    async def test_9_5_a_name_is_won_back_beside_who_finishes_it(self, url: str) -> None:
+        """Both wait for an open fact, in the same order of locks: else neither could go on. Beats go on meanwhile."""
+        async with self.opened(url) as store, self.opened(url) as reader, self.opened(url) as winner:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            transaction = store.transaction(claim)
+            await transaction.begin()
+            finishing = asyncio.create_task(reader.finish("w1", claim.incarnation, timeout=PATIENCE))
+            while self.sql(url, self.WAITING) == [(0,)] and not finishing.done():
+                await asyncio.sleep(0.01)
+            winning = asyncio.create_task(winner.claim("w1", ["orders"], timeout=PATIENCE, again=claim.incarnation))
+            while self.sql(url, self.WAITING) != [(2,)] and not winning.done():
+                await asyncio.sleep(0.01)
+            await store.heartbeat(claim, claim.starts)
+            assert not finishing.done()
+            assert not winning.done()
+            await transaction.commit()
+            assert await finishing == {"orders": 0}
+            assert (await winning).incarnation > claim.incarnation
+
+    @sync
+    async def test_9_5_a_name_is_not_won_back_from_who_claims_it_meanwhile(self, url: str) -> None:
+        async with self.opened(url) as store, self.opened(url) as other, self.opened(url) as winner:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            transaction = store.transaction(claim)
+            await transaction.begin()
+            claiming = asyncio.create_task(other.claim("w1", ["orders"], timeout=PATIENCE))
+            while self.sql(url, self.WAITING) == [(0,)] and not claiming.done():
+                await asyncio.sleep(0.01)
+            winning = asyncio.create_task(winner.claim("w1", ["orders"], timeout=PATIENCE, again=claim.incarnation))
+            while self.sql(url, self.WAITING) != [(2,)] and not winning.done():
+                await asyncio.sleep(0.01)
+            await transaction.commit()
+            assert (await claiming).incarnation > claim.incarnation
+            with pytest.raises(WriterFenced):
+                await winning
+
+    @sync
+    async def test_9_4_a_restore_waits_for_open_facts(self, url: str) -> None:
+        """And takes one lock for all names: a server has room for so many."""
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND classid = 'busrep_meta'::regclass"
+        async with self.opened(url) as store, self.opened(url) as other:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            transaction = store.transaction(claim)
+            (id,) = await store.reserve("orders", 1)
+            await transaction.begin()
+            await transaction.insert("orders", [(id, [[id, 0]], [row(id, 0)])])
+            restoring = asyncio.create_task(other.restored())
+            while self.sql(url, waiting) == [(0,)] and not restoring.done():
+                await asyncio.sleep(0.01)
+            assert not restoring.done()
+            await transaction.commit()
+            await restoring
+            assert [one.position for one in await store.known() if one.stream == "orders"] == [id]
+
+    @sync
     async def test_9_4_the_blocker_is_named(self, url: str) -> None:
         async with self.opened(f"{url}?application_name=old-web") as store, self.opened(url) as other:
             claim = await store.claim("w1", ["orders"], timeout=1)
             bystander = await other.claim("w2", ["orders"], timeout=1)
             standing = other.transaction(bystander)
             await standing.begin()
-            for count in (1, 2):  # a plain locker, then a multixact
+            for count in (1, 2):
                 held = [store.transaction(claim) for _ in range(count)]
                 for transaction in held:
                     await transaction.begin()
@@ -853,7 +954,40 @@ class TestPostgres(SqlConformance, BootstrapConformance):
                 assert all("old-web, idle in transaction" in blocker for blocker in caught.value.blockers)
                 for transaction in held:
                     await transaction.rollback()
+            callers = [await psycopg.AsyncConnection.connect(f"{url}?application_name=old-web") for _ in range(2)]
+            for caller in callers:  # who has one snapshot for all locks the row: two are a multixact
+                await caller.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+                await caller.execute("SELECT 1")
+                await store.transaction(claim, caller).begin()
+            with pytest.raises(ClaimBlocked) as caught:
+                await other.claim("w1", ["orders"], timeout=SHORT)
+            assert len(caught.value.blockers) == 2
+            for caller in callers:
+                await caller.rollback()  # while one is there, who comes next stands in a multixact with it
+                await caller.close()
+            with psycopg.connect(f"{url}?application_name=old-web") as alone:  # as who comes while somebody waits
+                alone.execute("SELECT 1 FROM busrep_writers WHERE writer = 'w1' FOR SHARE")
+                with pytest.raises(ClaimBlocked, match="old-web, idle in transaction"):
+                    await other.claim("w1", ["orders"], timeout=SHORT)
             await standing.rollback()
+
+    @sync
+    async def test_9_4_the_blockers_of_a_restore_are_named(self, url: str) -> None:
+        """Of rows that several lock, beside one that is locked alone."""
+        async with self.opened(url) as store:
+            for name in ("w1", "w2"):
+                await store.claim(name, ["orders"], timeout=1)
+            with ExitStack() as stack:
+                names = ("several", "several", "alone", "elsewhere")
+                one, two, alone, elsewhere = (
+                    stack.enter_context(psycopg.connect(f"{url}?application_name={name}")) for name in names
+                )
+                for connection, name in ((one, "w1"), (two, "w1"), (alone, "w2")):
+                    connection.execute("SELECT 1 FROM busrep_writers WHERE writer = %s FOR SHARE", (name,))
+                elsewhere.execute("SELECT pg_current_xact_id()")
+                for name, expected in (("w1", ["several"] * 2), ("w2", ["alone"]), ("*", ["alone", *["several"] * 2])):
+                    found = await store.read(PostgresDialect().blockers(name))
+                    assert sorted(one.split("(")[1].split(",")[0] for one in found) == expected
 
     @sync
     async def test_9_4_a_serialization_failure_of_the_lock_is_a_fence(self, url: str) -> None:

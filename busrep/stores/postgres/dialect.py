@@ -3,13 +3,11 @@
 # ruff: noqa: S608 - table and column names are quoted, values are parameters; one interface for both databases
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from zlib import crc32
 
 from busrep.errors import ConfigError, Unavailable
 from busrep.stores.dialect import (
@@ -17,17 +15,17 @@ from busrep.stores.dialect import (
     NO_BOOTSTRAP,
     NOT_HELD,
     Backing,
-    Dialect,
     columns_of,
     no_position_above,
     row_columns,
 )
 from busrep.stores.plans import Plan, Sql
+from busrep.stores.postgres.names import NameLocks
 
 # See schema.py. Tables that are updated often have room on the page, which keeps these updates off the index.
 WORDS = {
     "when": "timestamptz", "now": "now()", "number": "bigint GENERATED ALWAYS AS IDENTITY", "plain": "",
-    "hot": " WITH (fillfactor = 50)", "unlogged": "UNLOGGED ", "bytewise": 'COLLATE "C" ',
+    "hot": " WITH (fillfactor = 50)", "unlogged": "UNLOGGED ", "bytewise": 'COLLATE "C" ', "postgresql": "",
 }  # fmt: skip
 
 
@@ -57,20 +55,18 @@ ROWS = (
 )
 
 
-def _columns(tokens: Iterable[int], places: Iterable[int], payloads: Iterable[bytes]) -> list[str]:
+def _columns(tokens: Iterable[int], places: Iterable[int], payloads: Iterable[bytes]) -> list[object]:
     """The parameters of `ROWS`."""
     return [",".join(map(str, tokens)), ",".join(map(str, places)), b"\n".join(payloads).decode()]
 
 
 # In the error of `PostgresDialect.still_in`.
 ANOTHER = "busrep: this is another transaction:"
-# Of the advisory locks of series, to which 32 bits of the writer's name are added: "busr" in hex.
-SERIES = 0x62757372 << 32
 # By the second statement a policy that hides rows is an error: they would pass for rows that are not there.
 SNAPSHOT = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SET LOCAL row_security = off")
 
 
-class PostgresDialect(Dialect):
+class PostgresDialect(NameLocks):
     """A `Dialect`."""
 
     name: str = "postgresql"
@@ -152,34 +148,6 @@ class PostgresDialect(Dialect):
         """See `Dialect`; 0 would mean no bound."""
         return [Sql(f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}")]
 
-    def blockers(self, writer: str) -> Plan[list[str]]:
-        """See `Dialect`. Row locks stand in the row: its xmax is the locker's transaction ID, or a multixact."""
-        who = (
-            "SELECT DISTINCT a.pid, a.application_name, a.state, extract(epoch FROM clock_timestamp() - a.xact_start)"
-            "::int, extract(epoch FROM clock_timestamp() - a.state_change)::int FROM pg_locks t "
-            "JOIN pg_stat_activity a ON a.pid = t.pid JOIN pg_locks l ON l.pid = t.pid AND l.relation = "
-            "'busrep_writers'::regclass WHERE t.locktype = 'transactionid' AND t.mode = 'ExclusiveLock' "
-            "AND t.pid <> pg_backend_pid() AND t.granted"
-        )
-        single = (
-            f"{who} AND EXISTS (SELECT 1 FROM busrep_writers w WHERE (w.writer = ? OR ? = '*') "
-            "AND w.xmax = t.transactionid)"
-        )
-        many = (
-            f"{who} AND EXISTS (SELECT 1 FROM busrep_writers w, LATERAL pg_get_multixact_members(w.xmax) m "
-            "WHERE (w.writer = ? OR ? = '*') AND w.xmax <> '0'::xid AND m.xid = t.transactionid)"
-        )
-        found: list[tuple[Any, ...]] = []
-        for text in (single, many):
-            # It fails when xmax is no multixact: then nobody is named, the error stands all the same.
-            with contextlib.suppress(Exception):
-                found = found or (yield Sql(text, (writer, writer)))[0]
-        return [
-            f"pid {pid} ({name or 'no application_name'}, {state}, transaction open for {age} s, "
-            f"last statement {quiet} s ago)"
-            for pid, name, state, age, quiet in found
-        ]
-
     def columns(self, table: str) -> Sql:
         return Sql(
             "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass(?::text) AND attnum > 0 "
@@ -231,41 +199,17 @@ class PostgresDialect(Dialect):
         )
 
     def insert(self, backing: Backing, writer: str, rows: Sequence[tuple[int, int, bytes]]) -> Sequence[Sql]:
-        if not backing.own and len(rows) == 1:
+        if len(rows) > 1 or backing.own:
+            source, params = f"SELECT ?, ?, f.id, f.idx, f.row FROM {ROWS}", _columns(*zip(*rows, strict=True))
+        else:
             ((token, at, payload),) = rows
-            return [
-                Sql(
-                    "INSERT INTO busrep_facts (stream, writer, id, idx, row) VALUES (?, ?, ?, ?, ?)",
-                    (backing.stream, writer, token, at, payload.decode()),
-                    repeated=True,
-                )
-            ]
-        tokens, places, payloads = zip(*rows, strict=True)
-        params = _columns(tokens, places, payloads)
+            source, params = "VALUES (?, ?, ?, ?, ?)", [token, at, payload.decode()]
         if not backing.own:
-            return [
-                Sql(
-                    "INSERT INTO busrep_facts (stream, writer, id, idx, row) "
-                    f"SELECT ?, ?, f.id, f.idx, f.row FROM {ROWS}",
-                    (backing.stream, writer, *params),
-                    repeated=True,
-                )
-            ]
-        for payload in payloads:
+            text = f"INSERT INTO busrep_facts (stream, writer, id, idx, row) {source}"
+            return [Sql(text, (backing.stream, writer, *params), repeated=True)]
+        for *_, payload in rows:
             columns_of(backing, payload)  # their number; their types are the table's matter
         return [Sql(self.insert_own(backing, ROWS), (writer, *params))]
-
-    def while_held(self, insert: Sql, held: Sql) -> Sql:
-        """An insert of `insert` that writes where ``held`` has a row, which it locks, and answers with a row for each;
-        else it writes nothing, and is no error of the transaction."""
-        rows = insert.text.replace("VALUES (?, ?, ?, ?, ?)", "SELECT ?, ?, ?, ?, ?")
-        return Sql(f"{rows} WHERE EXISTS ({held.text}) RETURNING 1", (*insert.params, *held.params))
-
-    def lock_series(self, writer: str, *, exclusive: bool) -> Sequence[Sql]:
-        """See `Dialect`. An advisory lock, for whoever waits for it has his turn; a lock of a row is granted to others
-        who share it meanwhile. Two writers with one number wait for each other now and then."""
-        kind, key = "" if exclusive else "_shared", SERIES + crc32(writer.encode())
-        return [Sql(f"SELECT pg_advisory_xact_lock{kind}({key})", repeated=not exclusive)]
 
     def hold(self, held: Sql) -> Sql:
         # Of constants alone the server would evaluate the wrong one before it looks.
@@ -278,13 +222,10 @@ class PostgresDialect(Dialect):
 
     def insert_numbering(self, stream: str, writer: str, payloads: Sequence[bytes]) -> Sql:
         """See `Dialect`. COMMIT waits for the disk: that the IDs were given is on it, too."""
-        start = "INSERT INTO busrep_facts (stream, writer, id, idx, row) "
         next_id = f"nextval('\"{sequence_name(stream)}\"')"
-        if len(payloads) == 1:
-            text = f"{start}VALUES (?, ?, {next_id}, 0, ?) RETURNING id"
-        else:
-            rows = "unnest(string_to_array(?, chr(10))) AS f(row)"
-            text = f"{start}SELECT ?, ?, {next_id}, 0, f.row FROM {rows} RETURNING id"
+        one, rows = f"VALUES (?, ?, {next_id}, 0, ?)", "unnest(string_to_array(?, chr(10))) AS f(row)"
+        source = one if len(payloads) == 1 else f"SELECT ?, ?, {next_id}, 0, f.row FROM {rows}"
+        text = f"INSERT INTO busrep_facts (stream, writer, id, idx, row) {source} RETURNING id"
         return Sql(text, (stream, writer, b"\n".join(payloads).decode()), repeated=True)
 
     def given(self, stream: str) -> Sql:

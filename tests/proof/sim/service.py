@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,9 @@ def is_outage(error: BaseException) -> bool:
     return isinstance(error, OutageError) or (isinstance(error, SimError) and error.operational)
 
 
+TAKES_CLAIM = re.compile("FOR SHARE|pg_try_advisory_xact_lock_shared")
+
+
 class ServicePath(Path):
     """The way to the database of one service; a fact's BEGIN, and its COMMIT or that of effects, can be made to fail.
 
@@ -76,7 +80,7 @@ class ServicePath(Path):
     def send(self, request: Request) -> None:
         """See `Path`."""
         super().send(request)
-        if self.begin_cut and any(isinstance(step, Sql) and "FOR SHARE" in step.text for step in request.steps):
+        if self.begin_cut and any(isinstance(step, Sql) and TAKES_CLAIM.search(step.text) for step in request.steps):
             self.begin_cut = False
             self.loop.call_later(AFTER, self._cut_request, request, "never", context=SERVER)
         if self.commit_fate is None or Control.COMMIT not in request.steps:

@@ -56,6 +56,9 @@ from tests.proof.sim.tables import (
 
 Waiting = Generator[Wait, None, list[Row]]
 
+# Of an advisory lock: a name's, or that of all names.
+KEY = r"'busrep_\w+'::regclass::oid::int, (?:0|pg_catalog\.hashtext\(\?\))"
+
 
 @attrs.frozen
 class Statement:
@@ -125,7 +128,21 @@ def locked(
 def _select(tree: sql.Select) -> Statement:
     if tree.lock is not None:
         return _locking(tree)
-    return Statement(rows=rows_of(tree), tables=reads_tables(tree))
+    rows, sequences = rows_of(tree), _sequences_of(tree)
+    if not sequences:
+        return Statement(rows=rows, tables=reads_tables(tree))
+
+    def run_select(run: Run) -> Waiting:
+        for name in sequences:
+            yield from _unlocked(run, sequence_named(run, name))
+        return rows(run)
+
+    return Statement(waits=run_select, writes="nextval()", tables=True)
+
+
+def _sequences_of(tree: sql.Select) -> list[str]:
+    """The sequences that it takes IDs from."""
+    return [value[2][0][1].strip('"') for value, _ in tree.items if value[:2] == ("call", "nextval")]
 
 
 def _locking(tree: sql.Select) -> Statement:
@@ -139,7 +156,7 @@ def _locking(tree: sql.Select) -> Statement:
     items = listed([value for value, _ in tree.items], scope)
     mode = SHARE if tree.lock == "SHARE" else EXCLUSIVE
     noting = claims(tree)
-    sequences = [value[2][0][1].strip('"') for value, _ in tree.items if value[:2] == ("call", "nextval")]
+    sequences = _sequences_of(tree)
 
     def run_select(run: Run) -> Waiting:
         answer = []
@@ -390,18 +407,74 @@ def _hold(text: re.Match[str]) -> Statement:
 
 
 def _insert_held(text: re.Match[str]) -> Statement:
-    """Rows that are written where the claim is held; what is asked of it may lock its row, or not."""
-    inserting, held = _made(f"{text['insert']} RETURNING 1").waits, _made(text["held"])
+    """Rows that are written where the transaction has noted that it holds the name."""
+    inserting, setting = _made(f"{text['insert']} RETURNING 1").waits, text["setting"]
     assert inserting is not None
-    count = text["insert"].count("?")
 
     def run_insert(run: Run) -> Waiting:
-        params, run.params = run.params, run.params[count:]
-        found = (yield from held.waits(run)) if held.waits is not None else held.rows and held.rows(run)
-        run.params = params[:count]
-        return (yield from inserting(run)) if found else []
+        *run.params, noted = run.params
+        if not text["always"] and run.txn.noted.get(setting) != noted:
+            return []
+        if text["durable"]:
+            durably(run)
+        return (yield from inserting(run))
 
     return Statement(waits=run_insert, writes="INSERT", tables=True)
+
+
+def _share_name(text: re.Match[str]) -> Statement:
+    """A name, held with others, unless it is another's, or somebody waits to have it, or all of them, alone."""
+    stands = _made(text["stands"]).rows
+    assert stands is not None
+
+    def run_share(run: Run) -> list[Row]:
+        *run.params, writer = run.params
+        if not stands(run) or (run.txn.whole and not text["always"]):
+            return [("",)]
+        for key in re.findall(KEY, text["tried"]):
+            lock = run.state.named(f"advisory {key.replace('?', str(writer))}")
+            queued = any(ahead.mode == EXCLUSIVE for ahead in lock.waiting or ())
+            if (queued and run.txn not in (lock.lockers or ())) or not run.state.take(lock, run.txn, SHARE):
+                return [("",)]
+        run.txn.noted[text["setting"]] = noted = f"{run.state.identify(run.txn)}/"
+        return [(noted,)]
+
+    return Statement(rows=run_share, writes="pg_current_xact_id()", tables=True)
+
+
+def _proven(text: re.Match[str]) -> Statement:
+    """The proof of a claim whose name is held: notes that it is."""
+    proving = _made(text["before"] + text["after"])
+
+    def run_proof(run: Run) -> Waiting:
+        claimed, *run.params = run.params
+        if proving.rows is not None:
+            found = proving.rows(run)
+        else:
+            assert proving.waits is not None
+            found = yield from proving.waits(run)
+        marker = str(run.state.identify(run.txn))
+        if not found or run.txn.noted.get(text["setting"]) != f"{marker}/":
+            return [(*row, None) for row in found]
+        run.txn.noted[text["setting"]] = f"{marker}{claimed}"
+        return [(*row, f"{marker}{claimed}") for row in found]
+
+    return Statement(waits=run_proof, writes=proving.writes, tables=True)
+
+
+def _lock_row(text: re.Match[str]) -> Statement:
+    """The claim's row, locked, and noted where that is so."""
+    locking = _made(text["lock"]).waits
+    assert locking is not None
+
+    def run_lock(run: Run) -> Waiting:
+        claimed, *run.params = run.params
+        if not (yield from locking(run)):
+            return []
+        run.txn.noted[text["setting"]] = noted = f"{run.state.identify(run.txn)}{claimed}"
+        return [(noted,)]
+
+    return Statement(waits=run_lock, writes="SELECT FOR SHARE", tables=True)
 
 
 def _still_in(text: re.Match[str]) -> Statement:
@@ -499,15 +572,23 @@ def _none(_: re.Match[str]) -> Statement:
 
 
 def _advisory_lock(text: re.Match[str]) -> Statement:
-    name, mode = f"advisory {text['key']}", SHARE if text["shared"] else EXCLUSIVE
+    """With a condition: it locks where that has a row, and is true or not once and for all."""
+    mode, answer = SHARE if text["shared"] else EXCLUSIVE, ("1", "") if text["set"] else ("",)  # "": void
+    stands = _made(text["stands"]).rows if text["stands"] else None
 
     def run_lock(run: Run) -> Waiting:
+        key = text["key"]
+        if "?" in key:
+            writer, *run.params = run.params
+            key = key.replace("?", str(writer))
+        if stands is not None and not stands(run):
+            return []
+        lock = run.state.named(f"advisory {key}")
         while True:
-            lock = run.state.named(name)
             # Unlike a row's, it is not shared with newcomers while somebody waits to have it alone.
             queued = any(EXCLUSIVE in (mode, ahead.mode) for ahead in lock.waiting or ())
             if (run.txn in (lock.lockers or ()) or not queued) and run.state.take(lock, run.txn, mode):
-                return [(None,)]
+                return [answer]
             yield Wait(lock, run.txn, mode)
 
     return Statement(waits=run_lock)
@@ -533,17 +614,19 @@ def _repeatable(_: re.Match[str]) -> Statement:
     return Statement(rows=run_begin)
 
 
-def _blockers(text: re.Match[str]) -> Statement:
-    """One locker stands in the row itself; several are a multixact, for which there is another question."""
-    several = "pg_get_multixact_members" in text[0]
+def _blockers(_: re.Match[str]) -> Statement:
+    """Who shares the name, and who locks its row."""
 
     def run_blockers(run: Run) -> list[Row]:
-        found: list[Row] = []
+        writer = str(run.params[0])
+        key = "'busrep_meta'::regclass::oid::int, 0"
+        if writer != "*":
+            key = f"'busrep_writers'::regclass::oid::int, pg_catalog.hashtext({writer})"
+        found = dict.fromkeys(run.state.named(f"advisory {key}").lockers or ())
         for record in run.state.tables["busrep_writers"].records.values():
-            lockers = record.lockers or {}
-            if run.params[0] in ("*", record.key[0]) and (len(lockers) > 1) == several:
-                found += [run.server.described(locker) for locker in lockers if locker is not run.txn]
-        return list(dict.fromkeys(found))
+            if writer in ("*", record.key[0]):
+                found.update(dict.fromkeys(record.lockers or ()))
+        return list(dict.fromkeys(run.server.described(locker) for locker in found if locker is not run.txn))
 
     return Statement(rows=run_blockers, tables=True)
 
@@ -615,9 +698,28 @@ SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
         _insert_anew,
     ),
     (
-        r"(?P<insert>INSERT INTO busrep_facts .*) WHERE EXISTS "
-        r"\((?P<held>SELECT 1 FROM busrep_writers WHERE .*)\) RETURNING 1",
+        r"(?P<insert>INSERT INTO busrep_facts .*) WHERE (?P<always>coalesce\(true, )?"
+        r"current_setting\('(?P<setting>busrep\.holds_\d+)', true\) = \?\)?"
+        r"(?P<durable> AND set_config\(.*, true\) <> '')? RETURNING 1",
         _insert_held,
+    ),
+    (
+        r"SELECT CASE WHEN NOT EXISTS \((?P<stands>SELECT 1 FROM busrep_writers WHERE .*)\) THEN '' "
+        r"WHEN (?:current_setting\('transaction_isolation'\) <> 'read committed'|(?P<always>false)) THEN '' "
+        rf"(?P<tried>(?:WHEN NOT (?:pg_try_advisory_xact_lock_shared\({KEY}\)|true) THEN '' ){{2}})"
+        r"ELSE set_config\('(?P<setting>busrep\.holds_\d+)', pg_current_xact_id\(\)::text \|\| '/', true\) END",
+        _share_name,
+    ),
+    (
+        r"(?P<before>SELECT .*), CASE WHEN current_setting\('(?P<setting>busrep\.holds_\d+)', true\) = "
+        r"pg_current_xact_id\(\)::text \|\| '/' THEN set_config\('busrep\.holds_\d+', pg_current_xact_id\(\)::text "
+        r"\|\| \?, true\) END(?P<after> FROM busrep_writers WHERE .*)",
+        _proven,
+    ),
+    (
+        r"SELECT set_config\('(?P<setting>busrep\.holds_\d+)', pg_current_xact_id\(\)::text \|\| \?, true\) "
+        r"FROM \((?P<lock>SELECT .* FOR SHARE)\) AS c",
+        _lock_row,
     ),
     (
         r"SELECT CASE WHEN count\(\*\) (?P<one>= 1|< 2) THEN 1 "
@@ -643,14 +745,22 @@ SPECIAL: Sequence[tuple[str, Callable[[re.Match[str]], Statement]]] = (
         _setval,
     ),
     (r"CREATE (?:UNLOGGED )?TABLE (?P<name>\w+) .*", _create_table),
+    (r"CREATE (?:OR REPLACE FUNCTION|TRIGGER) busrep_take_name.*", _none),  # for processes of older versions
     (r"ALTER TABLE \w+ ADD COLUMN \w+ text", _add_column),
     (r"SELECT 1 FROM pg_class WHERE relname = 'busrep_meta' AND pg_table_is_visible\(oid\)", _is_there),
     (r"SELECT c\.oid::regclass::text FROM pg_class c WHERE .* row_security_active\(c\.oid\) .*", _none),
     (r"SELECT n\.nspname, .* FROM pg_namespace n JOIN pg_class m .*", _none),  # there is one schema
-    (r"SELECT pg_advisory_xact_lock(?P<shared>_shared)?\((?P<key>\d+)\)", _advisory_lock),
+    (
+        r"SELECT (?P<set>set_config\('busrep\.takes_name', '1', true\), )?"
+        rf"pg_advisory_xact_lock(?P<shared>_shared)?\((?P<key>\d+|{KEY})\)"
+        r"(?: WHERE EXISTS \((?P<stands>SELECT .*)\))?",
+        _advisory_lock,
+    ),
     (r"BEGIN ISOLATION LEVEL REPEATABLE READ", _repeatable),
     (r"SET LOCAL lock_timeout = (?P<milliseconds>\d+)", _lock_timeout),
-    (r"SELECT DISTINCT a\.pid, a\.application_name, .* FROM pg_locks t .*", _blockers),
+    (
+        r"SELECT DISTINCT a\.pid, a\.application_name, .* FROM pg_locks t .*", _blockers
+    ),
     (
         r"WITH v AS \(SELECT \* FROM \(SELECT .* FROM json_array_elements\(\?::json\)\) AS j\), "
         r"hit AS \(SELECT r\.stream, r\.writer, v\.new FROM busrep_readers r JOIN v "

@@ -60,7 +60,7 @@ class Transaction:
     it, REPEATABLE READ."""
 
     __slots__ = (
-        "claims", "created", "facts", "failed", "implicit", "lock_timeout", "locks", "read_only", "snapshot",
+        "claims", "created", "facts", "failed", "implicit", "lock_timeout", "locks", "noted", "read_only", "snapshot",
         "started", "state", "synchronous_commit", "whole", "writes", "xid",
     )  # fmt: skip
 
@@ -78,6 +78,7 @@ class Transaction:
         self.writes: dict[Record, None] = {}
         self.locks: dict[Record, None] = {}
         self.claims: dict[str, int] = {}  # writer -> the incarnation under which its claim was locked
+        self.noted: dict[str, str] = {}  # settings of its own, but for `synchronous_commit`
 
 
 class Record:
@@ -174,6 +175,8 @@ def _defined(texts: Iterable[str]) -> dict[str, Definition]:
     made: dict[str, Definition] = {}
     for text in texts:
         added = re.fullmatch(r"ALTER TABLE (\w+) ADD COLUMN (\w+) text", text)
+        if re.match("CREATE (?:OR REPLACE FUNCTION|TRIGGER)", text):
+            continue
         if added is not None:
             made[added[1]] = attrs.evolve(made[added[1]], columns=(*made[added[1]].columns, added[2]))
         else:
