@@ -129,9 +129,12 @@ class Beginning:
             if context.options.on_epoch_change == "stop":
                 context.note(changed, *state.positions)  # of all streams: none of them is loaded
                 raise changed
+            if context.saved.at:  # a failover lost that this process has begun in this log: it begins again there
+                self._core.new_epoch = epoch
+                context.pump()
+                raise Unavailable("the store", f"positions of epoch {state.epoch}")
             log.warning("%s", changed)
             state = await self._begin_anew(epoch, known, name)
-            context.saved.at.clear()
         return state, snapshot
 
     async def _register(

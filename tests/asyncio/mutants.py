@@ -986,6 +986,16 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(SIMULATION + "what_the_simulator_found_stays_mended[a-failover-lost-the-step-into-a-new-log]",),
     ),
     Mutant(
+        name="a-stream-that-begins-replaces-what-others-have-saved",
+        rule="9.23",
+        harm="A failover lost the step into a restored log, and rows were pruned: a reader passes over them, untold.",
+        edits=(Edit("Beginning._saved_state", "            if context.saved.at:", "            if False:"),),
+        checks=(
+            MUTANTS_GAPS + "9_23_a_stream_that_begins_finds_that_a_failover_lost_the_step_into_this_log",
+            SIMULATION + "what_the_simulator_found_stays_mended[begun-in-a-restored-log-and-lost-by-a-failover]",
+        ),
+    ),
+    Mutant(
         name="a-lost-registration-is-made-anew-where-the-reader-is",
         rule="9.23",
         harm="Effects that a failover took back together with the first saved position are never made again.",

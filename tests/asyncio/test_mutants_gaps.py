@@ -530,6 +530,35 @@ def test_9_12_a_registration_of_the_log_before_does_not_slip_into_the_new_one() 
     asyncio.run(asyncio.wait_for(main(), 100))
 
 
+def test_9_23_a_stream_that_begins_finds_that_a_failover_lost_the_step_into_this_log(tmp_path: Path) -> None:
+    """All begin there again, and are told so. Were the saved positions replaced in the table alone, above rows that
+    were pruned since, they would look like those of another process that has handled these."""
+
+    async def main() -> None:
+        shop, elsewhere = await in_memory(), f"sqlite:///{tmp_path / 'positions.db'}"
+        store = open_store(elsewhere, Registry([orders, payments]))
+        await store.init()
+        await store.close()
+        async with (
+            shop.bus(writer="w1", settings=CALM) as writer,
+            shop.bus(reader="r", reader_store=elsewhere, settings=CALM) as reader,
+        ):
+            resets: list[tuple[str, str, int]] = []
+            got: list[int] = []
+            reader.on_reset()(lambda *told: resets.append(told))
+            reader.subscribe(orders)(lambda batch: got.extend(batch.tokens))
+            await writer.publish(orders, [Order(1)])
+            await reader.wait_for(orders, "w1", 1)
+            with closing(sqlite3.connect(tmp_path / "positions.db", isolation_level=None)) as connection:
+                connection.execute("UPDATE busrep_readers SET epoch = 'before'")
+            reader.subscribe(payments)(lambda _: None)
+            await reader.reading.followed(payments)
+            await until(lambda: got == [1, 1])
+            assert resets == [("orders", "w1", 0)]
+
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
 def test_9_23_nothing_is_registered_beside_positions_of_an_older_log(tmp_path: Path) -> None:
     """A failover of the positions' own database loses the reader's step into this log, and all effects since: they are
     made again, each once, from the first one on."""

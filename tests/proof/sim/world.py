@@ -341,7 +341,9 @@ class World:
         role, epoch = service.role.name, service.epoch
         if position > 0:
             self.began_behind[role, epoch, key[0]] = service.number
-        if position > self.record.pruned.get((epoch, key), 0):
+        # Who prunes may not have its answer yet.
+        pruned = self.floors().get(key, 0) if epoch == self.epoch() else 0
+        if position > max(pruned, self.record.pruned.get((epoch, key), 0)):
             return
         self.record.begun[role, epoch, key] = max(position, self.record.begun.get((role, epoch, key), 0))
         # A failover may have lost that it had begun that log before, and had handled rows of it.
