@@ -80,9 +80,8 @@ VERSIONS: Mapping[int, Sequence[str]] = {
     ),
     4: ("ALTER TABLE busrep_streams ADD COLUMN fields text", "ALTER TABLE busrep_readers ADD COLUMN stopped text"),
     5: (
-        # For processes of older versions, which take a name by an UPDATE of its row alone: so they wait for facts that
-        # hold it by an advisory lock, for a short time: they have the row meanwhile. (Rows that are no name's come here
-        # as well: nobody holds those.)
+        # For processes of older versions, which take a name by an UPDATE of its row: they wait for facts that hold it
+        # by an advisory lock, but not for long, for they have the row meanwhile. A row that is no name's nobody holds.
         "{postgresql}CREATE OR REPLACE FUNCTION busrep_take_name() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = "
         "'200ms' SET search_path = pg_catalog, pg_temp AS $$BEGIN PERFORM pg_advisory_xact_lock(TG_RELID::int, "
         "hashtext(NEW.writer)); RETURN NEW; END$$",

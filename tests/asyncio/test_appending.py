@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import psycopg
 import pytest
 
 from busrep.caches.freshness import Commits
@@ -438,6 +439,27 @@ def test_9_26_what_got_no_answer_is_asked_after_beside_facts_with_statements(
             assert not task.done()
             stop.set()
             await task
+
+    run(work())
+
+
+def test_9_26_what_got_no_answer_is_asked_after_beside_who_locks_the_row(on_postgres: Deployment) -> None:  # noqa: F811
+    """As a fact does in a transaction of the caller's that has one snapshot for all its statements."""
+
+    async def work() -> None:
+        async with (
+            on_postgres.bus(writer="w1") as writer,
+            await psycopg.AsyncConnection.connect(on_postgres.store) as connection,
+        ):
+            await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+            await connection.execute("SELECT 1")
+            async with writer.write(orders, connection=connection) as fact:
+                fact.add(Order(1, "open"))
+                lose_answer(writer.store)
+                with pytest.raises(CommitUnknown):
+                    await write(writer, 7)
+                await until(lambda: not writer.statistics()["writer"]["in_doubt"])
+            await connection.commit()
 
     run(work())
 

@@ -2404,7 +2404,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
     Mutant(
         name="what-got-no-answer-waits-for-all-transactions-of-its-writer",
         rule="9.26",
-        harm="Facts with statements hold the claim, one or another at any time: nothing of the writer is published.",
+        harm="A fact that locks the claim's row is open for long: meanwhile nothing of the writer is published.",
         edits=(
             Edit(
                 "appending.end_series",
@@ -2413,7 +2413,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
                 "claim.incarnation)),\n",
             ),
         ),
-        checks=(APPENDING + "9_26_what_got_no_answer_is_asked_after_beside_facts_with_statements",),
+        checks=(APPENDING + "9_26_what_got_no_answer_is_asked_after_beside_who_locks_the_row",),
     ),
     Mutant(
         name="each-fact-of-a-group-ends-the-series",

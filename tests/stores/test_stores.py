@@ -1024,6 +1024,8 @@ class TestPostgres(SqlConformance, BootstrapConformance):
                 "UPDATE busrep_writers SET incarnation = incarnation + 1, finished = 0 WHERE writer = %s RETURNING 1"
             )
             await restoring.execute("UPDATE busrep_meta SET value = repeat('2', 32) WHERE key = 'epoch'")
+            (take,) = PostgresDialect().take_name(None)
+            await restoring.execute(take.text.encode(), take.params)
             await restoring.execute(fence, ["w1"])
             finishing = asyncio.create_task(store.finish("w1", claim.incarnation, timeout=PATIENCE))
             while self.sql(url, self.WAITING) == [(0,)] and not finishing.done():

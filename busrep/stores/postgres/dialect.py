@@ -229,8 +229,7 @@ class PostgresDialect(NameLocks):
         return Sql(text, (stream, writer, b"\n".join(payloads).decode()), repeated=True)
 
     def given(self, stream: str) -> Sql:
-        last = "CASE WHEN is_called THEN last_value ELSE last_value - 1 END"
-        return Sql(f'SELECT {last} FROM "{sequence_name(stream)}"')
+        return Sql(f'SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM "{sequence_name(stream)}"')
 
     def insert_own(self, backing: Backing, source: str) -> str:
         """Rows f(id, idx, row) of an application's table; one parameter before those of ``source``: the writer."""
@@ -272,10 +271,9 @@ class PostgresDialect(NameLocks):
         return Sql(f"SELECT CASE WHEN {self.marker} = ? THEN 0 ELSE {wrong} END", (str(marker),))
 
     def outcome(self, marker: object) -> Sql | None:
-        """See `Dialect`. NULL: so long ago that the server has forgotten it."""
-        if marker is None:  # never begun
-            return None
-        return Sql("SELECT coalesce(pg_xact_status(?::xid8), '')", (str(marker),), repeated=True)
+        """See `Dialect`. NULL: so long ago that the server has forgotten it. None: it was never begun."""
+        question = Sql("SELECT coalesce(pg_xact_status(?::xid8), '')", (str(marker),), repeated=True)
+        return None if marker is None else question
 
     def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
         """See `Dialect`. Locked first, so that what was counted is what is updated. Durable: `wait_for` returned for
