@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sqlite3
-from contextlib import AsyncExitStack, closing
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -530,19 +531,26 @@ def test_9_12_a_registration_of_the_log_before_does_not_slip_into_the_new_one() 
     asyncio.run(asyncio.wait_for(main(), 100))
 
 
+@asynccontextmanager
+async def reader_saving_in(path: Path) -> AsyncIterator[tuple[busrep.Bus, busrep.Bus]]:
+    """A writer whose facts are in memory, and a durable reader whose positions are in a database of their own."""
+    shop, elsewhere = await in_memory(), f"sqlite:///{path}"
+    store = open_store(elsewhere, Registry([orders, payments]))
+    await store.init()
+    await store.close()
+    async with (
+        shop.bus(writer="w1", settings=CALM) as writer,
+        shop.bus(reader="r", reader_store=elsewhere, settings=CALM) as reader,
+    ):
+        yield writer, reader
+
+
 def test_9_23_a_stream_that_begins_finds_that_a_failover_lost_the_step_into_this_log(tmp_path: Path) -> None:
     """All begin there again, and are told so. Were the saved positions replaced in the table alone, above rows that
     were pruned since, they would look like those of another process that has handled these."""
 
     async def main() -> None:
-        shop, elsewhere = await in_memory(), f"sqlite:///{tmp_path / 'positions.db'}"
-        store = open_store(elsewhere, Registry([orders, payments]))
-        await store.init()
-        await store.close()
-        async with (
-            shop.bus(writer="w1", settings=CALM) as writer,
-            shop.bus(reader="r", reader_store=elsewhere, settings=CALM) as reader,
-        ):
+        async with reader_saving_in(tmp_path / "positions.db") as (writer, reader):
             resets: list[tuple[str, str, int]] = []
             got: list[int] = []
             reader.on_reset()(lambda *told: resets.append(told))
@@ -564,14 +572,7 @@ def test_9_23_nothing_is_registered_beside_positions_of_an_older_log(tmp_path: P
     made again, each once, from the first one on."""
 
     async def main() -> None:
-        shop, elsewhere = await in_memory(), f"sqlite:///{tmp_path / 'positions.db'}"
-        store = open_store(elsewhere, Registry([orders, payments]))
-        await store.init()
-        await store.close()
-        async with (
-            shop.bus(writer="w1", settings=CALM) as writer,
-            shop.bus(reader="r", reader_store=elsewhere, settings=CALM) as reader,
-        ):
+        async with reader_saving_in(tmp_path / "positions.db") as (writer, reader):
             reading, calls = reader.reading, 0
 
             def ask(sql: str) -> list[Any]:

@@ -738,6 +738,13 @@ class TestPostgres(SqlConformance, BootstrapConformance):
     json_type = "jsonb"
     WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
+    async def until_it_waits(
+        self, url: str, task: asyncio.Task[Any], *, beside: int = 0, question: str = WAITING
+    ) -> None:
+        """Until the task waits for a lock, beside so many that do, or has ended. ``question``: how many do."""
+        while self.sql(url, question)[0][0] <= beside and not task.done():
+            await asyncio.sleep(0.01)
+
     @pytest.fixture
     def url(self, postgres_url: str) -> str:
         return postgres_url
@@ -845,15 +852,13 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             first = store.transaction(claim)
             await first.begin()
             successor = asyncio.create_task(other.claim("w1", ["orders"], timeout=PATIENCE))
-            while self.sql(url, waits("advisory")) == [(0,)]:
-                await asyncio.sleep(0.01)
+            await self.until_it_waits(url, successor, question=waits("advisory"))
             second = store.transaction(claim)
             (id,) = await store.reserve("orders", 1)
             await second.begin()
             await second.insert("orders", [(id, [[id, 0]], [row(id, 0)])])
             await first.commit()
-            while self.sql(url, waits("transactionid")) == [(0,)] and not successor.done():
-                await asyncio.sleep(0.01)
+            await self.until_it_waits(url, successor, question=waits("transactionid"))
             assert not successor.done()
             await second.commit()
             assert (await successor).starts == {"orders": id}
@@ -865,8 +870,7 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             transaction = store.transaction(claim)
             await transaction.begin()
             finishing = asyncio.create_task(other.finish("w1", claim.incarnation, timeout=PATIENCE))
-            while self.sql(url, self.WAITING) == [(0,)] and not finishing.done():
-                await asyncio.sleep(0.01)
+            await self.until_it_waits(url, finishing)
             assert not finishing.done()
             (id,) = await store.reserve("orders", 1)
             await transaction.insert("orders", [(id, [[id, 0]], [row(id, 0)])])
@@ -890,11 +894,9 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             transaction = store.transaction(claim)
             await transaction.begin()
             finishing = asyncio.create_task(reader.finish("w1", claim.incarnation, timeout=PATIENCE))
-            while self.sql(url, self.WAITING) == [(0,)] and not finishing.done():
-                await asyncio.sleep(0.01)
+            await self.until_it_waits(url, finishing)
             winning = asyncio.create_task(winner.claim("w1", ["orders"], timeout=PATIENCE, again=claim.incarnation))
-            while self.sql(url, self.WAITING) != [(2,)] and not winning.done():
-                await asyncio.sleep(0.01)
+            await self.until_it_waits(url, winning, beside=1)
             await store.heartbeat(claim, claim.starts)
             assert not finishing.done()
             assert not winning.done()
@@ -909,11 +911,9 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             transaction = store.transaction(claim)
             await transaction.begin()
             claiming = asyncio.create_task(other.claim("w1", ["orders"], timeout=PATIENCE))
-            while self.sql(url, self.WAITING) == [(0,)] and not claiming.done():
-                await asyncio.sleep(0.01)
+            await self.until_it_waits(url, claiming)
             winning = asyncio.create_task(winner.claim("w1", ["orders"], timeout=PATIENCE, again=claim.incarnation))
-            while self.sql(url, self.WAITING) != [(2,)] and not winning.done():
-                await asyncio.sleep(0.01)
+            await self.until_it_waits(url, winning, beside=1)
             await transaction.commit()
             assert (await claiming).incarnation > claim.incarnation
             with pytest.raises(WriterFenced):
@@ -930,8 +930,7 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             await transaction.begin()
             await transaction.insert("orders", [(id, [[id, 0]], [row(id, 0)])])
             restoring = asyncio.create_task(other.restored())
-            while self.sql(url, waiting) == [(0,)] and not restoring.done():
-                await asyncio.sleep(0.01)
+            await self.until_it_waits(url, restoring, question=waiting)
             assert not restoring.done()
             await transaction.commit()
             await restoring
@@ -1007,8 +1006,7 @@ class TestPostgres(SqlConformance, BootstrapConformance):
         async with self.opened(url) as store, await psycopg.AsyncConnection.connect(url) as restoring:
             await restoring.execute("UPDATE busrep_meta SET value = repeat('2', 32) WHERE key = 'epoch'")
             claiming = asyncio.create_task(store.claim("w1", ["orders"], timeout=PATIENCE))
-            while self.sql(url, self.WAITING) == [(0,)] and not claiming.done():
-                await asyncio.sleep(0.01)
+            await self.until_it_waits(url, claiming)
             await restoring.commit()
             assert (await claiming).epoch == "2" * 32
 
@@ -1028,8 +1026,7 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             await restoring.execute(take.text.encode(), take.params)
             await restoring.execute(fence, ["w1"])
             finishing = asyncio.create_task(store.finish("w1", claim.incarnation, timeout=PATIENCE))
-            while self.sql(url, self.WAITING) == [(0,)] and not finishing.done():
-                await asyncio.sleep(0.01)
+            await self.until_it_waits(url, finishing)
             assert await (await restoring.execute(fence, ["w1 won"])).fetchall() == [(1,)]
             await restoring.commit()
             assert await finishing == {}
@@ -1043,11 +1040,9 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             await slow.execute("SELECT 1 FROM busrep_streams WHERE stream = 'payments' FOR UPDATE")
             at = {(stream, ""): 0 for stream in ("payments", "orders")}
             registering = asyncio.create_task(store.register_reader("r", at, before, beside_log=True))
-            while self.sql(url, self.WAITING) == [(0,)] and not registering.done():
-                await asyncio.sleep(0.01)
+            await self.until_it_waits(url, registering)
             restoring = asyncio.create_task(store.restored())
-            while self.sql(url, self.WAITING) == [(1,)] and not restoring.done():
-                await asyncio.sleep(0.01)
+            await self.until_it_waits(url, restoring, beside=1)
             assert not restoring.done()
             await slow.rollback()
             await registering
@@ -1061,12 +1056,10 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             before = await store.epoch()
             await slow.execute("SELECT 1 FROM busrep_streams WHERE stream = 'orders' FOR UPDATE")
             restoring = asyncio.create_task(store.restored())
-            while self.sql(url, self.WAITING) == [(0,)] and not restoring.done():
-                await asyncio.sleep(0.01)
+            await self.until_it_waits(url, restoring)
             at = {(stream, ""): 0 for stream in ("payments", "orders")}
             registering = asyncio.create_task(store.register_reader("r", at, before, beside_log=True))
-            while self.sql(url, self.WAITING) == [(1,)] and not registering.done():
-                await asyncio.sleep(0.01)
+            await self.until_it_waits(url, registering, beside=1)
             await slow.rollback()
             epoch = await restoring
             with pytest.raises(Unavailable, match=f"its epoch is {epoch}"):
@@ -1084,12 +1077,10 @@ class TestPostgres(SqlConformance, BootstrapConformance):
         ):
             await making.execute("CREATE SEQUENCE busrep_seq_payments")  # init waits for it, orders being written
             init = asyncio.create_task(self.make(url, Registry([orders, later])).init())
-            while self.sql(url, self.WAITING) == [(0,)] and not init.done():
-                await asyncio.sleep(0.01)
+            await self.until_it_waits(url, init)
             lock = pruning.execute("SELECT 1 FROM busrep_streams WHERE stream = 'orders' FOR UPDATE")
             locking = asyncio.create_task(lock)
-            while self.sql(url, self.WAITING) == [(1,)] and not locking.done():
-                await asyncio.sleep(0.01)
+            await self.until_it_waits(url, locking, beside=1)
             await making.rollback()
             await init
             assert await (await locking).fetchall() == [(1,)]
