@@ -901,7 +901,8 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             assert not finishing.done()
             assert not winning.done()
             await transaction.commit()
-            assert await finishing == {"orders": 0}
+            # None are left to it where the name has been won back between its two transactions.
+            assert await finishing in ({"orders": 0}, {})
             assert (await winning).incarnation > claim.incarnation
 
     @sync
