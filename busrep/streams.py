@@ -136,8 +136,7 @@ class Stream(Generic[RowT]):
 
     def decode(self, payloads: Sequence[bytes]) -> list[RowT]:
         """The rows of payloads, all of them or RowError, which names the first bad row by its index, and the
-        field.
-        """
+        field."""
         if not payloads:
             return []
         collects, here = gc.isenabled(), object()
@@ -206,8 +205,7 @@ def checked_stream(stream: Any) -> Stream[Any]:
 
 class Registry(Iterable[Stream[Any]]):
     """The streams of one bus, by name. Raises ConfigError for two of one name, UnknownStream for one it has
-    not.
-    """
+    not."""
 
     def __init__(self, streams: Iterable[Stream[Any]]) -> None:
         self._streams: dict[str, Stream[Any]] = {}

@@ -130,9 +130,8 @@ class Beginning:
                 context.note(changed, *state.positions)  # of all streams: none of them is loaded
                 raise changed
             if context.saved.at:  # a failover lost that this process has begun in this log: it begins again there
-                self._core.new_epoch = epoch
-                context.pump()
-                raise Unavailable("the store", f"positions of epoch {state.epoch}")
+                context.another_log(epoch)
+                raise Unavailable("the store", f"positions of epoch {state.epoch} are saved: all begin again first")
             log.warning("%s", changed)
             state = await self._begin_anew(epoch, known, name)
         return state, snapshot

@@ -120,8 +120,7 @@ async def check_fits_log(context: ReaderContext, stream: str, found: Agreement) 
     if found.epoch != core.epoch:
         current = await store.epoch()
         if current != core.epoch:
-            core.new_epoch = current
-            context.pump()
+            context.another_log(current)
         raise Unavailable(source, f"its snapshot is of epoch {found.epoch}, the log is of epoch {current}")
     for one in await store.known(found.epoch):
         at = found.positions.get(one.writer, 0)

@@ -276,8 +276,7 @@ class Bus(BusLife):
 
     async def send(self, command: Command) -> None:
         """Publish a command that is not about streams (presence, locks, tasks...). It is news: sent at most once
-        when all is well, and again when it is unknown whether it arrived. Raises Unavailable when too many wait.
-        """
+        when all is well, and again when it is unknown whether it arrived. Raises Unavailable when too many wait."""
         if self._state != "closing":  # a handler of before_close may
             self._check_open()
         self.publisher.send(command)

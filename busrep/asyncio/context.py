@@ -79,6 +79,12 @@ class ReaderContext(abc.ABC):
     def pump(self) -> None:
         """Start the fetches and the handlers that the core asks for."""
 
+    def another_log(self, epoch: str | None) -> None:
+        """Begin again in the log of this epoch, unless that is under way."""
+        if self.core.new_epoch is None:
+            self.core.new_epoch = epoch
+            self.pump()
+
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, *, once: bool = False) -> None:
         """Run ``work()`` until it returns, or the bus closes; with ``once`` not beside another of that name."""
         self.tasks.spawn(work, name, again=True, once=once)

@@ -215,9 +215,8 @@ class PositionSaver:
             _, epoch = await self._compare_saved([key for key in keys if not context.holds(key[0])])
         # Positions of an older log, though this process has saved some of this one: the failover lost that step, too.
         older = epoch not in (None, core.epoch) and await context.store.epoch() == core.epoch
-        if older and core.new_epoch is None:
-            core.new_epoch = core.epoch
-            context.pump()
+        if older:
+            context.another_log(core.epoch)
         return True
 
     async def handled_by_peer(self, error: PositionTooOld) -> bool:

@@ -165,8 +165,7 @@ class TableReader:
 
     async def check_sequences(self) -> None:
         """A writer heard below its position may just repeat itself, or have followed others before it restarted. But a
-        position above all that the sequence ever gave is of rows that a restore took away: never silently accepted.
-        """
+        position above all that the sequence ever gave is of rows that a restore took away: never silently accepted."""
         core = self._core
         while core.stepped_back:
             key, _ = core.stepped_back.popitem()

@@ -38,7 +38,9 @@ async def claim_name(
     """
     store, streams = config.store, config.durable
     if store is None or not streams:
-        listed = await _listed(store, config.name) if former is None else []
+        listed: list[KnownWriter] = []
+        if former is None and provides(store, FactLog):  # else it may be a source of pages, which cannot tell
+            listed = [one for one in await store.known() if one.writer == config.name]
         if store is None or not any(one.registered for one in listed):
             # Without a table the clock makes incarnations that rise and differ (9.11).
             return None, max([time.time_ns(), (again or 0) + 1, *(one.incarnation + 1 for one in listed)])
@@ -54,11 +56,6 @@ async def claim_name(
     if not streams:  # it was claimed for nothing but to give up what a predecessor wrote, and to be above it
         return None, claim.incarnation
     return claim if former is None else claim.resumed(former.epoch, former.core.positions()), claim.incarnation
-
-
-async def _listed(store: FactLog | None, name: str) -> list[KnownWriter]:
-    # Who writes no stream with a table may have a store that cannot tell: a source of pages.
-    return [one for one in await store.known() if one.writer == name] if provides(store, FactLog) else []
 
 
 async def win_back(former: WriterSession, outdone: int, begin: Callable[[int], Awaitable[SessionT]]) -> SessionT:

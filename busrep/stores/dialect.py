@@ -297,9 +297,9 @@ class Dialect(Protocol):
         name. With ``lock``, a question that locks the claim's row, another question: notes it where that answers."""
         return ("", ()) if lock is None else (lock.text, lock.params)
 
-    def take_name(self, writer: str | None, if_: Sql | None = None) -> tuple[Sql, ...]:  # noqa: ARG002
+    def take_name(self, writer: str | None, only_while: Sql | None = None) -> tuple[Sql, ...]:  # noqa: ARG002
         """Waits for all that hold a name, or any name, and holds it alone until the transaction ends; does neither
-        where ``if_``, a question, has no row."""
+        where ``only_while``, a question, has no row."""
         return ()
 
     def hold(self, held: Sql) -> Sql:

@@ -1,6 +1,5 @@
 """Plans that fence writers: a silent one, to take its final position (9.5), or all, of a log that was restored or has
-failed over. Then IDs and incarnations that may have been lost are not given again (9.23).
-"""
+failed over. Then IDs and incarnations that may have been lost are not given again (9.23)."""
 
 # ruff: noqa: S608 - table and column names are quoted, values are parameters
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Plans of durable readers: their saved positions, the rows they could not handle, and their bootstraps: which snapshot
-a reader loads, and how many of its parts are applied.
-"""
+a reader loads, and how many of its parts are applied."""
 
 # ruff: noqa: S608 - table and column names are quoted, values are parameters
 from __future__ import annotations
 
-import secrets
 from collections.abc import Collection, Mapping, Sequence
+from secrets import token_hex
 
 import attrs
 import orjson
@@ -260,7 +259,7 @@ def begin_bootstrap(dialect: Dialect, reader: str, agreement: Agreement, syncs: 
     Saves take no lock. They are of rows that are deleted here, so one that comes first is undone, and one that waits
     finds its row gone; one that comes later sees that a snapshot is loaded.
     """
-    stream, id = agreement.stream, new_id()
+    stream, id = agreement.stream, token_hex(8)  # tells it from any other
 
     def body() -> Plan[str]:
         # Durable: the target is emptied next.
@@ -293,11 +292,6 @@ def begin_bootstrap(dialect: Dialect, reader: str, agreement: Agreement, syncs: 
     # A save in a handler's transaction may last: it is waited for before the lock is taken that others wait for.
     yield Sql("SELECT 1 FROM busrep_readers WHERE reader = ? AND stream = ?" + dialect.exclusive, (reader, stream))
     return (yield from in_transaction(body()))
-
-
-def new_id() -> str:
-    """Tells one bootstrap from any other: 16 lowercase hex digits."""
-    return secrets.token_hex(8)
 
 
 def check_begin(agreement: Agreement, here: str | None, floors: dict[str, int], held: set[str]) -> None:

@@ -65,8 +65,7 @@ class BlockingBus(BlockingLife):
         return BlockingFact(self._writer_of(streams), streams, connection, count)
 
     def publish(self, stream: Stream[RowT], rows: Sequence[RowT], *, connection: Any = None) -> list[int]:
-        """Write each row as a fact of its own, all in one transaction. Returns the IDs. Raises RowError, NotAWriter,
-        WriterFenced, Unavailable, and CommitUnknown: then it is not known whether they were written."""
+        """As `busrep.Bus.publish`, in threads."""
         writing = self._writer_of((stream,))
         if not rows:
             return []
@@ -82,8 +81,7 @@ class BlockingBus(BlockingLife):
         return fact.published_ids()
 
     def settle(self) -> None:
-        """Look now whether transactions of the caller's own have committed, and publish their facts: WriterFenced,
-        Unavailable."""
+        """As `busrep.Bus.settle`, in threads."""
         self.ensure_open()
         if self.writing is not None:
             self.writing.settle()
@@ -231,8 +229,7 @@ class BlockingBus(BlockingLife):
     # -- other commands ---------------------------------------------------------------------------------------
 
     def send(self, command: Command) -> None:
-        """Publish a command that is not about streams (presence, locks, tasks...). It is news: sent once when all is
-        well, twice when it is unknown whether it arrived. Raises Unavailable when Redis is not there."""
+        """As `busrep.Bus.send`, in threads, but at once: raises Unavailable when Redis is not there."""
         self.ensure_open()
         line, publisher = format_command(command), self.publisher
         if publisher is None:

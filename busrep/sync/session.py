@@ -225,7 +225,8 @@ class Publishing:
         session = self._shared.session
         self._publisher.open()
         try:
-            frames = self._shared.guarded(session, partial(self._frames, session))
+            ask = partial(session.frames_to_publish, self._publisher.connects, time.monotonic())
+            frames: list[OutgoingFrame] = self._shared.guarded(session, lambda: [] if session.torn else ask())
             if not frames:
                 return False
             server = self._shared.config.server
@@ -238,9 +239,6 @@ class Publishing:
             self._shared.guarded(session, session.core.publish_failed)
             raise
         return True
-
-    def _frames(self, session: WriterSession) -> list[OutgoingFrame]:
-        return [] if session.torn else session.frames_to_publish(self._publisher.connects, time.monotonic())
 
     def replicate_received(self) -> None:
         """Somebody asks for the positions."""

@@ -251,7 +251,7 @@ def step(plan: Plan[Any], begins: str, answer: list[tuple[Any, ...]] | None = No
 def begun_steps() -> tuple[Step, ...]:
     """What a bootstrap that begins writes, of a reader that had w1 and w2."""
     agreement = Agreement("orders", "e" * 32, {"w1": 0}, {}, [])
-    with mock.patch.object(readers, "new_id", return_value="7" * 16):
+    with mock.patch.object(readers, "token_hex", return_value="7" * 16):
         plan = readers.begin_bootstrap(DIALECT, "r", agreement, 1, "new")
     held = [("orders", "w1", "e" * 32), ("orders", "w2", "e" * 32)]
     next(plan)

@@ -272,8 +272,9 @@ class PostgresDialect(NameLocks):
 
     def outcome(self, marker: object) -> Sql | None:
         """See `Dialect`. NULL: so long ago that the server has forgotten it. None: it was never begun."""
-        question = Sql("SELECT coalesce(pg_xact_status(?::xid8), '')", (str(marker),), repeated=True)
-        return None if marker is None else question
+        if marker is None:
+            return None
+        return Sql("SELECT coalesce(pg_xact_status(?::xid8), '')", (str(marker),), repeated=True)
 
     def save(self, reader: str, epoch: str, moved: str, count: int) -> Sql:
         """See `Dialect`. Locked first, so that what was counted is what is updated. Durable: `wait_for` returned for

@@ -16,7 +16,7 @@ from busrep.stores.plans import Plan, Sql
 NAME = "'busrep_writers'::regclass::oid::int, pg_catalog.hashtext(?)"
 ALL_NAMES = "'busrep_meta'::regclass::oid::int, 0"
 SERIES = "'busrep_positions'::regclass::oid::int, pg_catalog.hashtext(?)"
-PROOF = "/{0.incarnation}/{0.writer}"
+PROOF = "/{0.incarnation}/{0.writer}"  # of a claim that was read after the lock was granted
 
 
 def _noted(held: Claim) -> str:
@@ -53,10 +53,10 @@ class NameLocks(Dialect):
         noted = f"current_setting('{_noted(held)}', true) = {self.marker} || '/'"
         return f", CASE WHEN {noted} THEN {note} END", [PROOF.format(held)]
 
-    def take_name(self, writer: str | None, if_: Sql | None = None) -> tuple[Sql, ...]:
+    def take_name(self, writer: str | None, only_while: Sql | None = None) -> tuple[Sql, ...]:
         """See `Dialect`. The setting tells the trigger of schema.py that this is done."""
         key, params = (ALL_NAMES, ()) if writer is None else (NAME, (writer,))
-        where, more = ("", ()) if if_ is None else (f" WHERE EXISTS ({if_.text})", if_.params)
+        where, more = ("", ()) if only_while is None else (f" WHERE EXISTS ({only_while.text})", only_while.params)
         taken = f"SELECT set_config('busrep.takes_name', '1', true), pg_advisory_xact_lock({key}){where}"
         return (Sql(taken, (*params, *more)),)
 

@@ -155,8 +155,7 @@ class TaskTransaction(SqliteTransaction):
 
 class SqliteSnapshots(snapshots.PlannedSnapshots):
     """Each part is read in a transaction of its own, on a connection and in a thread of its own, so that neither the
-    store's questions nor its writes wait; in WAL mode a reader holds up no writer.
-    """
+    store's questions nor its writes wait; in WAL mode a reader holds up no writer."""
 
     store: SqliteStore
 
