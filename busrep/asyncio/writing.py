@@ -16,7 +16,7 @@ from busrep.stores.interface import AsyncTransaction, Claim
 from ..runtime.config import WriterConfig
 from ..runtime.contents import FactState
 from ..runtime.deferred import DeferredTransaction
-from ..runtime.fact import FactBase, settle
+from ..runtime.fact import SETTLE_FIRST, FactBase, next_look, settle
 from ..runtime.open_facts import InDoubt
 from ..runtime.session import WriterSession
 from ..runtime.tasks import Tasks, wait_until_set, within
@@ -24,9 +24,6 @@ from ..runtime.tasks import Tasks, wait_until_set, within
 log = logging.getLogger("busrep.writer")
 
 RowT = TypeVar("RowT")
-
-# An unknown COMMIT is asked after at this pace at first, doubling up to the slowest: a held transaction may take long.
-SETTLE_FIRST, SETTLE_SLOWEST = 0.01, 1.0
 
 
 class Fact(FactBase[RowT]):
@@ -280,13 +277,14 @@ class Writing(WriterSession):
 
     async def keep_settling(self) -> None:
         """Settle facts in doubt until cancelled."""
-        pause = SETTLE_FIRST
+        pause = SETTLE_FIRST if self.doubts else None  # a task before this one may have ended with some
         while self.fenced is None:
-            if not self.doubts:
-                pause = SETTLE_FIRST
+            if await wait_until_set(self._doubted, pause):
                 self._doubted.clear()
-                await self._doubted.wait()
-                continue
+                pause = SETTLE_FIRST
+                await asyncio.sleep(pause)  # what comes meanwhile is asked after as well
+                if self.fenced is not None:
+                    break
             before = len(self.doubts)
             try:
                 await self.settle()
@@ -294,10 +292,7 @@ class Writing(WriterSession):
                 self.fence(error)
             except Exception as error:  # of whatever kind: the facts in doubt hold back all later ones
                 log.warning("the outcome of %d transactions is not known yet: %s", before, error)
-            if self.doubts:
-                pause = SETTLE_FIRST if len(self.doubts) < before else min(2 * pause, SETTLE_SLOWEST)
-                self._doubted.clear()
-                await wait_until_set(self._doubted, pause)
+            pause = next_look(pause, before, len(self.doubts))
         self.doubts.clear()  # what they committed is in the table
 
     # -- the others, and the beat -----------------------------------------------------------------------------

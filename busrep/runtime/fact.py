@@ -324,6 +324,18 @@ class FactBase(FactContents[RowT], abc.ABC):
         """See to it that the table is asked."""
 
 
+# Seconds until facts in doubt are asked after, for a caller's transaction goes on: at first, and at most, doubling.
+SETTLE_FIRST, SETTLE_SLOWEST = 0.005, 1.0
+
+
+def next_look(pause: float | None, before: int, left: int) -> float | None:
+    """Seconds until facts in doubt are asked after once more, ``pause`` seconds after the last time; None if none are
+    ``left`` of those ``before``."""
+    if not left:
+        return None
+    return SETTLE_FIRST if pause is None or left < before else min(2 * pause, SETTLE_SLOWEST)
+
+
 async def settle(
     session: WriterSession, doubts: Sequence[InDoubt], guarded: Callable[[Callable[[], object]], object]
 ) -> bool:

@@ -141,8 +141,8 @@ class Tasks(dict[asyncio.Task[Any], None]):
         await stop(self, timeout)
 
 
-async def wait_until_set(event: asyncio.Event, timeout: float) -> bool:
-    """Whether the event was set within ``timeout`` seconds."""
+async def wait_until_set(event: asyncio.Event, timeout: float | None) -> bool:
+    """Whether the event was set within ``timeout`` seconds, if that is a bound."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout):
             await event.wait()

@@ -28,12 +28,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from busrep.asyncio.writing import SETTLE_FIRST, SETTLE_SLOWEST
 from busrep.caches.cache import Caches
 from busrep.errors import BusrepError, CommitUnknown, SequenceWentBack, WriterFenced
 from busrep.runtime.config import WriterConfig
 from busrep.runtime.contents import FactState
-from busrep.runtime.fact import FactBase, settle
+from busrep.runtime.fact import SETTLE_FIRST, FactBase, next_look, settle
 from busrep.runtime.open_facts import InDoubt
 from busrep.runtime.own_name import Hint
 from busrep.runtime.session import WriterSession
@@ -50,13 +49,7 @@ RowT = TypeVar("RowT")
 
 
 class BlockingFact(FactBase[RowT]):
-    """One transaction in the making: ``with bus.write(stream) as fact``.
-
-    ``id`` is the fact's ID in the (first) stream, ``ids`` {stream name: ID}. On leaving the block the rows are
-    inserted, the transaction commits, and the fact is published; an exception rolls it back. In a transaction
-    that the caller had begun on the connection already, the caller commits, and the fact is published when that
-    is seen to have happened (``bus.settle()`` looks at once).
-    """
+    """As `busrep.Fact`, in threads: ``with bus.write(stream) as fact``."""
 
     _how = "with"
     _writing: SharedWriter
@@ -73,8 +66,7 @@ class BlockingFact(FactBase[RowT]):
         return None if self._transaction is None else complete(self._begin_late()).hand_out()
 
     def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement of the caller's in the fact's transaction, in the driver's placeholder style.
-        Raises the driver's own errors of it, and ConfigError outside the block."""
+        """As `busrep.Fact.execute`, in threads."""
         self._writing.here(True)
         return list(complete(complete(self._begin_late()).execute(sql, params)))
 
@@ -174,7 +166,8 @@ class SharedWriter(SharedSession):
         self.publishing = Publishing(self, publisher)
         self.ending: weakref.WeakSet[BlockingFact[Any]] = weakref.WeakSet()
         self._beat_at = time.monotonic() + self.settings.heartbeat
-        self._settle_pause = SETTLE_FIRST
+        self._settle_pause: float | None = None
+        self._left = 0  # in doubt when that was looked at last
 
     # -- facts in doubt ---------------------------------------------------------------------------------------
 
@@ -192,12 +185,10 @@ class SharedWriter(SharedSession):
         if not session.doubts or self.in_the_middle:
             return
         with self.settling:
-            for doubt in list(session.doubts):
+            for doubt in {one.marker: one for one in session.doubts}.values():  # a question for each transaction
                 if session.ended:
                     drop_doubts(session)
                     break
-                if doubt not in session.doubts:  # it was settled with another one of its transaction
-                    continue
                 try:
                     self.settle_one(session, *session.ended_with(doubt))
                 except WriterFenced as error:
@@ -300,16 +291,16 @@ class SharedWriter(SharedSession):
     def look(self) -> float:
         """Ask after the facts in doubt. Seconds until the next time."""
         session = self.session
+        if session.doubts:
+            time.sleep(SETTLE_FIRST)  # what comes meanwhile is asked after as well
         before = len(session.doubts)
+        pause = self._settle_pause if before == self._left else None
         if before:
             attempt(self._ask_after_all)
         self._win_back()
-        if not session.doubts:
-            self._settle_pause = SETTLE_FIRST
-            return self.settings.heartbeat  # a fact that is garbage rings no bell
-        fewer = len(session.doubts) < before
-        self._settle_pause = SETTLE_FIRST if fewer else min(2 * self._settle_pause, SETTLE_SLOWEST)
-        return self._settle_pause
+        self._left = len(session.doubts)
+        self._settle_pause = next_look(pause, before, self._left)
+        return self._settle_pause or self.settings.heartbeat  # a fact that is garbage rings no bell
 
     def heard_name(self, incarnation: int, *, has_log: bool) -> None:
         """The own name was heard; see `NameWatch.heard`."""

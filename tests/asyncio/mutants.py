@@ -24,6 +24,7 @@ FAULTS = "asyncio/test_faults.py::test_"
 GOODBYE = "asyncio/test_goodbye.py::test_"
 HEALTH = "asyncio/test_health.py::test_"
 HTTP_BUS = "http/test_bus.py::test_"
+JOINED = "stores/test_joined.py::test_"
 LINK_LIFE = "links/test_link_life.py::test_"
 MUTANTS_GAPS = "asyncio/test_mutants_gaps.py::test_"
 PRESENCE = "commands/test_presence.py::test_"
@@ -63,6 +64,19 @@ MUTANTS: tuple[Mutant, ...] = (
             SIMULATOR,
             BUS + "a_joined_transaction_is_seen_to_commit_without_being_told",
         ),
+    ),
+    Mutant(
+        name="each-fact-in-doubt-is-asked-after-at-once",
+        rule="9.1",
+        harm="A fact in the caller's transaction has the table asked while that is open, in vain.",
+        edits=(
+            Edit(
+                "Writing.keep_settling",
+                "                await asyncio.sleep(pause)  # what comes meanwhile is asked after as well\n",
+                "",
+            ),
+        ),
+        checks=(JOINED + "9_1_facts_in_doubt_are_asked_after_at_a_pace",),
     ),
     Mutant(
         name="position-from-the-sequence",
@@ -978,11 +992,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-reader-waits-for-a-step-that-a-failover-has-lost",
         rule="9.23",
         harm="Saved positions that a failover put back into the log before are never of this one: the reader hangs.",
-        edits=(
-            Edit(
-                "PositionSaver.look_at_saved", "        if older and core.new_epoch is None:\n", "        if False:\n"
-            ),
-        ),
+        edits=(Edit("PositionSaver.look_at_saved", "        if older:\n", "        if False:\n"),),
         checks=(SIMULATION + "what_the_simulator_found_stays_mended[a-failover-lost-the-step-into-a-new-log]",),
     ),
     Mutant(
@@ -1895,6 +1905,13 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="It is completed twice: an error ends the beats, and close().",
         edits=(Edit("Fact.__del__", " and not self._ending", ""),),
         checks=(FACTS_NOBODY_ENDS + "the_task_is_garbage[postgres-a statement-the loop's thread]",),
+    ),
+    Mutant(
+        name="who-asks-after-facts-begins-anew-without-them",
+        rule="9.1",
+        harm="An application cancels a task it does not know: what is in doubt then holds back all later facts.",
+        edits=(Edit("Writing.keep_settling", "SETTLE_FIRST if self.doubts else None", "None"),),
+        checks=(CANCELLED_TASKS + "facts_in_doubt_are_asked_after_by_who_begins_anew",),
     ),
     Mutant(
         name="a-question-that-is-cancelled-ends-who-asks-all",

@@ -17,7 +17,8 @@ from busrep.asyncio.writing import Writing
 from busrep.caches.cache import invalidations
 from busrep.commands.presence import Presence
 from busrep.core.application_commands import RemoteServerUp
-from busrep.errors import Unavailable, WriterFenced
+from busrep.errors import CommitUnknown, Unavailable, WriterFenced
+from busrep.stores.memory import MemoryStore, MemoryTransaction
 from busrep.testing import MemoryDeployment
 from busrep.testing.virtual import run
 from tests.shop import Order, orders
@@ -235,6 +236,37 @@ def test_close_is_quiet_and_begins_nothing_anew(caplog: pytest.LogCaptureFixture
 
     run(main())
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_facts_in_doubt_are_asked_after_by_who_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody tells it of them: they were in doubt before."""
+    commit, outcome, goes_on = MemoryTransaction.commit, MemoryStore.outcome, True
+
+    async def lose_the_answer(transaction: MemoryTransaction) -> None:
+        await commit(transaction)
+        raise CommitUnknown(transaction.marker, OSError("connection lost"))
+
+    async def asked(store: MemoryStore, *args: Any) -> Any:
+        return None if goes_on else await outcome(store, *args)
+
+    async def main() -> None:
+        nonlocal goes_on
+        async with MemoryDeployment(orders) as shop, shop.bus(writer="w1") as w1:
+            with monkeypatch.context() as lost:
+                lost.setattr(MemoryTransaction, "commit", lose_the_answer)
+                with pytest.raises(CommitUnknown):
+                    async with w1.write(orders) as fact:
+                        await fact.begin()
+                        fact.add(Order(1, "new"))
+            await asyncio.sleep(10.0)  # it has been asked after, and is open still
+            await cancelled("settle")
+            await asyncio.sleep(10.0)
+            assert w1.positions()["orders"]["w1"] == 0
+            goes_on = False
+            await until(lambda: w1.positions()["orders"]["w1"] == fact.id)
+
+    monkeypatch.setattr(MemoryStore, "outcome", asked)
+    run(main())
 
 
 def test_that_one_question_is_cancelled_ends_neither_the_others_nor_who_asks_them() -> None:

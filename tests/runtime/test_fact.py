@@ -18,7 +18,7 @@ from busrep.errors import (
 )
 from busrep.runtime.config import WriterConfig
 from busrep.runtime.contents import FactState
-from busrep.runtime.fact import FactBase, ReenteredError, settle
+from busrep.runtime.fact import SETTLE_FIRST, SETTLE_SLOWEST, FactBase, ReenteredError, next_look, settle
 from busrep.runtime.open_facts import InDoubt, OpenFacts
 from busrep.runtime.session import WriterSession
 from busrep.settings import Settings
@@ -292,6 +292,14 @@ def test_a_joined_fact_waits_for_its_caller() -> None:
     fact = Life(session)
     fact.run()
     assert (fact.told, len(session.doubts), session.generators["orders"].position) == (["in doubt"], 1, 0)
+
+
+def test_facts_in_doubt_are_asked_after_ever_more_rarely_while_none_has_ended() -> None:
+    pauses: list[float | None] = [None]
+    for before, left in ((0, 2), (2, 2), (2, 2), (2, 1), (1, 1), *[(1, 1)] * 9, (1, 0)):
+        pauses.append(next_look(pauses[-1], before, left))
+    assert pauses[1:6] == [SETTLE_FIRST, 2 * SETTLE_FIRST, 4 * SETTLE_FIRST, SETTLE_FIRST, 2 * SETTLE_FIRST]
+    assert pauses[-2:] == [SETTLE_SLOWEST, None]
 
 
 @pytest.mark.parametrize(

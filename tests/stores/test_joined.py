@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 
 import busrep
 import busrep.stores.postgres.steps as postgres_steps
+import busrep.sync
 from busrep.errors import ConfigError, WriterFenced
 from busrep.stores import open_store
 from busrep.stores.blocking import BlockingStore
 from busrep.stores.postgres.dialect import PostgresDialect
+from busrep.stores.server import ServerStore
 from busrep.streams import Registry, Stream, Table
 from tests.shop import Order, opened_store, orders
 from tests.stores.store_conformance import sync
@@ -58,6 +61,72 @@ async def test_a_joined_fact_costs_its_caller_two_round_trips(
         async with asyncio.timeout(60):
             while bus.positions()["orders"]["w1"] != fact.id:
                 await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The transactions that were asked after, as often as they were."""
+    found: list[object] = []
+    outcome: Callable[..., Any] = ServerStore.outcome
+
+    async def counted(store: ServerStore, claim: Any, marker: object, *args: Any) -> Any:
+        found.append(marker)
+        return await outcome(store, claim, marker, *args)
+
+    monkeypatch.setattr(ServerStore, "outcome", counted)
+    return found
+
+
+PACE = 0.2  # seconds: longer than a fact takes
+
+
+@sync
+async def test_9_1_facts_in_doubt_are_asked_after_at_a_pace(
+    postgres_url: str, redis_url: str, bus_name: str, outcomes: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at each of them, for the transaction that they are part of goes on."""
+    monkeypatch.setattr("busrep.asyncio.writing.SETTLE_FIRST", PACE)
+    with opened_store(postgres_url):
+        pass
+    async with (
+        busrep.connect(redis_url, name=bus_name, streams=[orders], store=postgres_url, writer="w1") as bus,
+        await psycopg.AsyncConnection.connect(postgres_url) as connection,
+    ):
+        await connection.execute("SELECT 1")
+        began = time.monotonic()
+        for number in range(20):
+            async with bus.write(orders, connection=connection) as fact:
+                fact.add(Order(number, "new"))
+        assert len(outcomes) <= (time.monotonic() - began) / PACE
+        await connection.commit()
+        async with asyncio.timeout(60):
+            while bus.positions()["orders"]["w1"] != fact.id:
+                await asyncio.sleep(0.001)
+
+
+def test_9_1_threads_ask_after_facts_in_doubt_at_a_pace(
+    postgres_url: str, redis_url: str, bus_name: str, outcomes: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("busrep.sync.writing.SETTLE_FIRST", PACE)
+    with (
+        opened_store(postgres_url),
+        busrep.sync.connect(redis_url, name=bus_name, streams=[orders], store=postgres_url, writer="w1") as bus,
+        psycopg.connect(postgres_url) as connection,
+    ):
+        connection.execute("SELECT 1")
+        began = time.monotonic()
+        for number in range(20):
+            with bus.write(orders, connection=connection) as fact:
+                fact.add(Order(number, "new"))
+        assert len(outcomes) <= (time.monotonic() - began) / PACE
+        outcomes.clear()
+        bus.settle()
+        assert len(outcomes) <= 2  # one for all of a transaction, and perhaps the thread's
+        connection.commit()
+        until = time.monotonic() + 60
+        while bus.positions()["orders"]["w1"] != fact.id:
+            assert time.monotonic() < until
+            time.sleep(0.001)
 
 
 def test_the_claim_s_statement_gives_the_ids(postgres_url: str) -> None:

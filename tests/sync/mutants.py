@@ -6,6 +6,7 @@ from tests.mutant import Edit, Mutant
 
 EFFECTS = "asyncio/test_effects.py::test_"
 GOODBYE = "asyncio/test_goodbye.py::test_"
+JOINED = "stores/test_joined.py::test_"
 LINK_LIFE = "links/test_link_life.py::test_"
 ONE_LINE = "links/test_one_line.py::test_"
 RACES = "sync/test_races.py::test_"
@@ -313,6 +314,41 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(STORES + "postgres_the_application_s_statements_have_no_deadline",),
+    ),
+    Mutant(
+        name="threads-ask-after-each-fact-in-doubt-at-once",
+        rule="9.1",
+        harm="A fact in the caller's transaction has the table asked while that is open, in vain.",
+        edits=(
+            Edit(
+                "SharedWriter.look",
+                "            time.sleep(SETTLE_FIRST)  # what comes meanwhile is asked after as well\n",
+                "            pass\n",
+            ),
+        ),
+        checks=(JOINED + "9_1_threads_ask_after_facts_in_doubt_at_a_pace",),
+    ),
+    Mutant(
+        name="threads-ask-after-each-fact-of-a-transaction",
+        rule="9.1",
+        harm="A thousand facts in a transaction that is open have the table asked a thousand times, for all each.",
+        edits=(
+            Edit(
+                "SharedWriter._ask_after_all",
+                "{one.marker: one for one in session.doubts}.values()",
+                "list(session.doubts)",
+            ),
+        ),
+        checks=(JOINED + "9_1_threads_ask_after_facts_in_doubt_at_a_pace",),
+    ),
+    Mutant(
+        name="in-threads-a-transaction-that-is-held-slows-down-the-others",
+        rule="9.1",
+        harm="Facts of transactions that have ended come up to a second late.",
+        edits=(
+            Edit("SharedWriter.look", "self._settle_pause if before == self._left else None", "self._settle_pause"),
+        ),
+        checks=(WRITING + "a_transaction_that_is_held_slows_down_no_other",),
     ),
     Mutant(
         name="facts-in-doubt-wait-for-the-beat",

@@ -36,6 +36,7 @@ from busrep.errors import (
     Unavailable,
     WriterFenced,
 )
+from busrep.runtime.fact import SETTLE_FIRST
 from busrep.runtime.late_ids import LateIds
 from busrep.runtime.open_facts import OpenFacts
 from busrep.runtime.session import WriterSession
@@ -391,6 +392,20 @@ def test_a_joined_transaction_is_seen_to_commit_without_being_told(deployment: D
         joined = write(bus, 1, connection=connection)
         connection.commit()
         assert wire.tokens(joined) == [joined]
+
+
+def test_a_transaction_that_is_held_slows_down_no_other(deployment: Deployment) -> None:
+    with (
+        deployment.bus(beats=False) as bus,
+        psycopg.connect(deployment.store) as held,
+        psycopg.connect(deployment.store) as other,
+    ):
+        held.execute("SELECT 1")
+        write(bus, 1, connection=held)
+        assert [bus.writing.look() for _ in range(3)] == [SETTLE_FIRST, 2 * SETTLE_FIRST, 4 * SETTLE_FIRST]
+        other.execute("SELECT 1")
+        write(bus, 2, connection=other)
+        assert bus.writing.look() == SETTLE_FIRST
 
 
 def test_settle_publishes_what_another_thread_asked_after(
