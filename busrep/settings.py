@@ -31,7 +31,7 @@ class Settings:
     """
 
     heartbeat: float = attrs.field(default=2.0, validator=gt(0))
-    """Period of a writer's announcements, jittered by ±10 %. The loss of a last frame is found within one beat."""
+    """Period of a writer's announcements, or 10 % more. The loss of a last frame is found within one beat."""
 
     quiet_streams: int = attrs.field(default=8, validator=ge(1))
     """Streams of a writer that a beat announces although nothing was published in them since the last beat, in turns.

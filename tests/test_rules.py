@@ -474,6 +474,9 @@ RULES: dict[str, list[str]] = {
         f"{BEATS}who_will_not_tell_is_not_asked",
         "runtime/test_beat.py::test_9_27_a_beat_with_nothing_to_tell_stores_one_position_for_the_sign_of_life",
         "runtime/test_beat.py::test_9_27_what_has_moved_is_stored_until_a_beat_succeeds",
+        f"{BEATS}writers_beat_together_by_a_clock_that_all_see",
+        f"{BEATS}writers_of_a_large_deployment_beat_in_groups",
+        "runtime/test_beat.py::test_9_27_a_writer_joins_those_whom_the_registry_lists_by_the_server_s_clock",
         "runtime/test_beat.py::test_9_27_a_line_that_the_registry_does_not_explain_has_it_read_at_the_next_beat",
     ],
     "9.28": [

@@ -18,6 +18,8 @@ from .chain import Chain
 
 # What a message opens with at most: SERVER, NAME.
 OPENING_ITEMS = 2
+# Writers that beat together, on average: others are woken once for all. Few, for rows wait behind what they say.
+TOGETHER = 16
 
 
 @attrs.define
@@ -58,6 +60,7 @@ class Announcements:
         self._interval = settings.answer_interval  # to the next answer
         self._calm_from = -math.inf  # if nobody asks until then, the interval is set back
         self._begun: deque[Roll] = deque()
+        self._moment: float | None = None  # of one beat: the others are whole heartbeats from it
 
     def add(self, chain: Chain) -> None:
         """Announce one stream more, at once."""
@@ -100,6 +103,11 @@ class Announcements:
         else:
             self._answer_from = max(self._answer_from, now + settings.answer_interval)
 
+    def join(self, number: int, writers: int, now: float, clock: float) -> None:
+        """Beat together with some of so many writers, by a clock that all see, in seconds. ``number``: tells them."""
+        groups = writers // TOGETHER + 1
+        self._moment = now - clock + number % groups / groups * self._settings.heartbeat
+
     def farewell(self) -> None:
         """Announce all streams for the last time."""
         self._asked = self._all = self.last = True
@@ -124,8 +132,10 @@ class Announcements:
         """Begin what is due; whether that is a beat."""
         beat = now >= self.next_beat
         if beat:
-            # Jittered by 10 % either way, so that the writers of a deployment do not all speak at once.
-            self.next_beat = now + self._settings.heartbeat * (0.9 + 0.2 * self._jitter())
+            # Jittered by 10 % either way, so that writers do not all speak at once; or with those that it has joined.
+            period = self._settings.heartbeat
+            rest = period * (0.9 + 0.2 * self._jitter()) if self._moment is None else (self._moment - now) % period
+            self.next_beat = now + rest + (period if rest < period / 10 else 0)  # a timer may be early
         if beat or now >= self.next_answer:
             self._all = self._all or self._waits or not self.in_turns
             if not self._all:

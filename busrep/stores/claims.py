@@ -287,9 +287,7 @@ def heartbeat(
 
     Only the rows of positions that moved are written, and the first one: a writer was last heard of in any of its rows.
     """
-    answers = yield (
-        Control.BEGIN, lock_claim(dialect, claim), *(dialect.sequence(stream) for stream in positions)
-    )  # fmt: skip
+    answers = yield (Control.BEGIN, lock_claim(dialect, claim), *(dialect.sequence(stream) for stream in positions))
     if not answers[0]:
         raise WriterFenced(claim.writer, claim.incarnation)
     given = zip(positions, answers[1:], strict=False)
@@ -308,10 +306,13 @@ def heartbeat(
             "AND (p.position < v.position OR v.sign = 1)",
             (rows.decode(), claim.writer),
         ),
-        *((others,) if registry else ()),
+        *((others, Sql(f"SELECT {dialect.seconds}")) if registry else ()),
         Control.COMMIT,
     )
-    return Registered(answers[1] if registry else (), sequences, read=registry)
+    found = Registered(answers[1] if registry else (), sequences, read=registry)
+    if registry and dialect.server is not None:
+        found.clock = float(answers[2][0][0])
+    return found
 
 
 @transaction

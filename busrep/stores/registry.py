@@ -47,7 +47,10 @@ class Registered(dict[str, dict[str, int]]):
 
     ``claims``: {(stream, writer): incarnation}. ``sequences``: the highest ID given out by then, of each stream whose
     position was stored; no position of this log lies above it. ``read``: whether the registry was; else it is empty.
+    ``clock``: the server's then, in seconds; None where one transaction at a time writes.
     """
+
+    clock: float | None = None
 
     def __init__(self, rows: Iterable[tuple[str, str, int, int]], sequences: Mapping[str, int], *, read: bool) -> None:
         super().__init__()

@@ -2049,6 +2049,31 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(BEATS + "streams_in_memory_are_announced_at_every_beat",),
     ),
     Mutant(
+        name="each-writer-beats-at-a-moment-of-its-own",
+        rule="9.27",
+        harm="In a deployment that is idle each writer wakes all processes by itself: they cost twice as much.",
+        edits=(
+            Edit(
+                "Announcements.tick", "if self._moment is None else (self._moment - now) % period", "if True else 0.0"
+            ),
+        ),
+        checks=(BEATS + "writers_beat_together_by_a_clock_that_all_see",),
+    ),
+    Mutant(
+        name="a-timer-that-is-early-makes-two-beats-of-one",
+        rule="9.27",
+        harm="Timers are early now and then: each writer announces twice as often.",
+        edits=(Edit("Announcements.tick", "(period if rest < period / 10 else 0)", "0"),),
+        checks=(BEATS + "writers_beat_together_by_a_clock_that_all_see",),
+    ),
+    Mutant(
+        name="all-writers-beat-together-however-many-they-are",
+        rule="9.27",
+        harm="Rows wait behind what a thousand writers say at one moment.",
+        edits=(Edit("Announcements.join", "writers // TOGETHER + 1", "1"),),
+        checks=(BEATS + "writers_of_a_large_deployment_beat_in_groups",),
+    ),
+    Mutant(
         name="the-same-streams-have-the-turn-for-ever",
         rule="9.27",
         harm="Where a frame and the announcement behind it are lost, a row is never missed.",

@@ -44,6 +44,33 @@ def test_9_27_a_beat_announces_streams_in_which_nothing_happened_in_turns() -> N
     ]
 
 
+def beats_of(number: int, writers: int, *, now: float, clock: float) -> list[float]:
+    """When a writer beats by the common clock, after it has joined the others at a beat of its own."""
+    writer = Bench().writer
+    beats = []
+    for _ in range(3):
+        writer.announcements.join(number, writers, now, clock)
+        assert writer.tick(now)
+        clock += writer.announcements.next_beat - now
+        now = writer.announcements.next_beat
+        beats.append(clock)
+    return beats
+
+
+def test_9_27_writers_beat_together_by_a_clock_that_all_see() -> None:
+    """Whatever their own clocks show: they are woken for one another once."""
+    assert beats_of(1, 7, now=50.0, clock=1001.5) == beats_of(2, 7, now=7.25, clock=1001.5) == [1002.0, 1004.0, 1006.0]
+    late = beats_of(1, 7, now=50.0, clock=1001.9)  # its timer is early by a little: that is no beat of its own
+    assert late == pytest.approx([1004.0, 1006.0, 1008.0])
+
+
+def test_9_27_writers_of_a_large_deployment_beat_in_groups() -> None:
+    """So that rows do not wait behind what a thousand of them say."""
+    beats = [beats_of(number, 47, now=50.0, clock=1000.5)[-1] for number in range(6)]
+    assert beats[:3] == pytest.approx(beats[3:])
+    assert sorted(beats[:3]) == pytest.approx([1005 + 1 / 3, 1006, 1006 + 2 / 3])
+
+
 def test_9_27_a_stream_that_moved_is_announced_at_the_next_beat() -> None:
     bench = Beating(*FIVE, quiet_streams=1)
     bench.complete(11, "1", stream="s3")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutant import SIMULATOR, Edit, Mutant
 
 APPENDING = "asyncio/test_appending.py::test_"
+SQLITE = "stores/test_stores.py::TestSqlite::test_"
 BEAT = "runtime/test_beat.py::test_9_27_"
 FACT = "runtime/test_fact.py::test_"
 BUS = "asyncio/test_bus.py::test_"
@@ -41,6 +42,27 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(
             "runtime/test_renewals.py::test_9_11_two_lives_of_a_writer_without_a_table_differ_within_a_millisecond",
         ),
+    ),
+    Mutant(
+        name="a-transaction-that-is-held-is-asked-after-at-full-pace",
+        rule="9.1",
+        harm="A transaction that is open for an hour has the table asked 200 times a second.",
+        edits=(Edit("fact.next_look", "min(2 * pause, SETTLE_SLOWEST)", "pause"),),
+        checks=(FACT + "facts_in_doubt_are_asked_after_ever_more_rarely_while_none_has_ended",),
+    ),
+    Mutant(
+        name="a-transaction-that-is-held-slows-down-the-others",
+        rule="9.1",
+        harm="Facts of transactions that have ended come up to a second late.",
+        edits=(Edit("fact.next_look", "pause is None or left < before", "pause is None"),),
+        checks=(FACT + "facts_in_doubt_are_asked_after_ever_more_rarely_while_none_has_ended",),
+    ),
+    Mutant(
+        name="writers-of-one-file-beat-together",
+        rule="9.27",
+        harm="SQLite gives one turn to write: at each beat all processes wait for one another, and facts for them.",
+        edits=(Edit("claims.heartbeat", "    if registry and dialect.server is not None:\n", "    if registry:\n"),),
+        checks=(SQLITE + "9_5_finish_fences_then_takes_the_sequence_as_the_final_position",),
     ),
     Mutant(
         name="unknown-commit-completes-the-fact",

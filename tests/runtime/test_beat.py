@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
+from zlib import crc32
 
 from busrep.core.framing import parse_frame
 from busrep.runtime.config import WriterConfig
@@ -16,7 +18,10 @@ CLAIMS = {("a", "w"): 1, ("a", "v"): 4}
 
 
 class Beating:
-    """Writer w of three streams at 5, of which others write the first, and what its beats store and read."""
+    """Writer w of three streams at 5, of which others write the first, and what its beats store and read. ``clock``:
+    the server's, where there is one."""
+
+    clock: float | None = None
 
     def __init__(self, *, hears: bool = True) -> None:
         streams = Registry([Stream(name) for name in NAMES])
@@ -34,6 +39,7 @@ class Beating:
             rows = [(stream, writer, 5, incarnation) for (stream, writer), incarnation in CLAIMS.items()]
             rows += [(name, "w", 5, 1) for name in ("b", "c")]
             registry = Registered(rows if beat.whole else (), dict.fromkeys(beat.positions, 100), read=beat.whole)
+            registry.clock = self.clock if beat.whole else None
             self.session.beat_stored(beat, registry)
         return beat.positions, beat.whole
 
@@ -55,6 +61,20 @@ def test_9_27_a_beat_with_nothing_to_tell_stores_one_position_for_the_sign_of_li
         ({"c": 5}, False),
         (EVERYTHING, True),
     ]
+
+
+def test_9_27_a_writer_joins_those_whom_the_registry_lists_by_the_server_s_clock() -> None:
+    """Not where the store has one turn to write: beats at one moment would wait for one another."""
+    beating, joined = Beating(), []
+    beating.session.core.announcements.join = lambda *given: joined.append(given)  # type: ignore[method-assign]
+    beating.beat()
+    assert joined == []
+    beating.clock = 1_700_000_000.25
+    for _ in range(3):
+        beating.beat()
+    ((number, writers, now, clock),) = joined  # at the one that reads the registry
+    assert (number, writers, clock) == (crc32(b"w"), 2, 1_700_000_000.25)
+    assert 0 <= time.monotonic() - now < 60
 
 
 def test_9_27_what_has_moved_is_stored_until_a_beat_succeeds() -> None:

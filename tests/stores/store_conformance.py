@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -125,6 +126,7 @@ class StoreConformance:
     """Subclasses say how to make a store, in `url`."""
 
     commits_at_once = False  # a commit that nothing can interrupt
+    has_clock = False  # of a server, that all processes see
 
     @pytest.fixture
     def url(self) -> str:
@@ -538,8 +540,13 @@ class StoreConformance:
             told = await other.heartbeat(alive, {"orders": 3})
             assert told == {"orders": {"w2": 3}}
             assert told.read
+            if self.has_clock:
+                assert abs(time.time() - (told.clock or 0)) < 60
+            else:
+                assert told.clock is None
             told = await other.heartbeat(alive, {"orders": 3}, registry=False)
             assert (told, told.claims, told.sequences, told.read) == ({}, {}, {"orders": 3}, False)
+            assert told.clock is None
             assert await read(other, "w1", 0, 3) == [(1, row(1, 0))]
             await other.reserve("orders", 5)
             assert await other.finish("w1", dead.incarnation, timeout=1) == {"orders": 3, "payments": 0}

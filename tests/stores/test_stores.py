@@ -734,6 +734,7 @@ class Cutter:
 
 @pytest.mark.servers
 class TestPostgres(SqlConformance, BootstrapConformance):
+    has_clock = True
     mark = "%s"
     json_type = "jsonb"
     WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"

@@ -113,6 +113,7 @@ class TestBlockingSqlite(BlockingSql):
 
 @pytest.mark.servers
 class TestBlockingPostgres(BlockingSql):
+    has_clock = True
     mark, json_type = test_stores.TestPostgres.mark, test_stores.TestPostgres.json_type
     sql = test_stores.TestPostgres.sql
     set_sequence, lose_sequence = test_stores.TestPostgres.set_sequence, test_stores.TestPostgres.lose_sequence

@@ -52,13 +52,15 @@ class Event:
 
 @attrs.frozen
 class Scenario:
-    """A run: after ``seconds`` all faults end, and everybody has to come to the same."""
+    """A run: after ``seconds`` all faults end, and everybody has to come to the same. ``together``: whether the writers
+    beat at one moment (9.27)."""
 
     seed: int
     seconds: float
     roles: tuple[Role, ...]
     settings: Args
     events: tuple[Event, ...]
+    together: bool = False
 
     def without(self, events: Iterable[Event], roles: Iterable[Role] = ()) -> Scenario:
         """The same without these."""
@@ -82,6 +84,7 @@ class Scenario:
             tuple(Role(**role) for role in value["roles"]),
             value["settings"],
             tuple(Event(**event) for event in value["events"]),
+            value.get("together", False),
         )
 
 
@@ -121,7 +124,8 @@ class _Draw:
         memory = self._clocks(random.Random(f"clocks {self.seed}"))
         self._database_clocks(random.Random(f"database clocks {self.seed}"))
         events = tuple(sorted(self.events, key=lambda event: event.at))
-        return Scenario(self.seed, self.seconds, (*writers, *readers, *memory), self._settings(), events)
+        together = random.Random(f"together {self.seed}").random() < 0.5
+        return Scenario(self.seed, self.seconds, (*writers, *readers, *memory), self._settings(), events, together)
 
     def _outages(self) -> None:
         """Of what handlers need. With dice of their own: the other draws stay what they were."""

@@ -21,6 +21,7 @@ from busrep.asyncio.beginning import NOT_REGISTERED
 from busrep.asyncio.bus import Bus
 from busrep.core.commands import Position, Server
 from busrep.core.framing import Rows, parse_frame
+from busrep.core.outgoing import Announcements
 from busrep.errors import BusrepError, Closed, CommitsLost, HandlerFailed, PositionTooOld, Unavailable
 from busrep.settings import Settings
 from busrep.streams import Registry, Stream
@@ -625,8 +626,9 @@ class World:
 
 
 @contextlib.contextmanager
-def steered(seed: int, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """What the library asks of the machine comes from the seed and the virtual clock meanwhile."""
+def steered(seed: int, loop: asyncio.AbstractEventLoop, *, together: bool) -> Iterator[None]:
+    """What the library asks of the machine comes from the seed and the virtual clock meanwhile. ``together``: whether
+    writers beat at one moment."""
     state = random.getstate()
     random.seed(seed)
     dice, jitter = random.Random(f"{seed} tokens"), random.Random(f"{seed} nanoseconds")
@@ -643,6 +645,7 @@ def steered(seed: int, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
             mock.patch("busrep.runtime.own_name.time", clock),
             mock.patch("busrep.stores.fencing.time", clock),
             mock.patch("busrep.stores.schema.secrets", tokens),
+            contextlib.nullcontext() if together else mock.patch.object(Announcements, "join"),
         ):
             yield
     finally:
