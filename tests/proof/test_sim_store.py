@@ -53,6 +53,11 @@ DIALECT = PostgresDialect()
 
 
 class TestSimulated(StoreConformance):
+    has_clock = True
+
+    def server_time(self) -> float:
+        return 1.7e9 + self.database.wall()
+
     @pytest.fixture
     def url(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setattr(asyncio, "run", virtual.run)  # what the suite runs its tests with
