@@ -104,7 +104,7 @@ class Announcements:
             self._answer_from = max(self._answer_from, now + settings.answer_interval)
 
     def join(self, number: int, writers: int, now: float, clock: float) -> None:
-        """Beat together with some of so many writers, by a clock that all see, in seconds. ``number``: tells them."""
+        """Beat together with some of so many writers, by a clock that all see, in seconds. ``number`` picks them."""
         groups = writers // TOGETHER + 1
         self._moment = now - clock + number % groups / groups * self._settings.heartbeat
 
