@@ -34,7 +34,8 @@ PROGRAMS: dict[str, tuple[list[str], list[str]]] = {
     "catch_up": ([], ["--rows", "100000", "--rounds", "3"]),
     "cache_hit": ([], []),
     "peers": ([], ["--rows", "20000", "--seconds", "5", "--rounds", "2"]),
-    "idle": ([], []),
+    "idle": (["--model"], []),
+    "deployment": (["--beats", "100000"], []),
 }
 
 
@@ -60,8 +61,8 @@ LINES = (
     Line("live, beside raw asyncio and hiredis, 500 rows", "throughput", "live", "raw", "rows/s", 0.5, "memory"),
     Line("the same, table in PostgreSQL, beside pub/sub", "throughput", "live", "plain", "rows/s", None, "postgres"),
     Line("the same, table in SQLite, beside pub/sub", "throughput", "live", "plain", "rows/s", None, "sqlite"),
-    Line("decode frames of 100 rows, beside `orjson.loads`", "decode", "100 rows, slots", "baseline", "rows/s", 0.6),
-    Line("decode frames of 450 rows", "decode", "450 rows, slots", "baseline", "rows/s", 0.8),
+    Line("decode frames of 100 rows by msgspec, beside orjson", "decode", "100 rows, slots", "baseline", "rows/s", 0.8),
+    Line("decode frames of 450 rows", "decode", "450 rows, slots", "baseline", "rows/s", 1.0),
     *[
         Line(f"single facts, {count} at a time, PostgreSQL", "facts", f"PostgreSQL, single facts, {count} at a time",
              "bare", "facts/s", aim)
@@ -92,14 +93,31 @@ LINES = (
 
 NAMES = {
     "pub/sub": "Redis pub/sub", "streams": "Redis Streams, a group", "jetstream": "NATS JetStream",
-    "notify": "LISTEN/NOTIFY", "outbox": "an outbox, polled every 100 ms", "busrep": "busrep",
+    "faststream": "FastStream on Redis", "notify": "LISTEN/NOTIFY", "outbox": "an outbox, polled every 100 ms",
+    "busrep": "busrep",
 }  # fmt: skip
 IDLE = (
     ("bus", "busrep, 22 processes", "% of a core", 100.0, 5.0), ("postgres", "PostgreSQL", "% of a core", 100.0, None),
     ("redis", "Redis", "% of a core", 100.0, None), ("updated", "rows updated", "/s", 1.0, 20.0),
     ("wal", "WAL", "KiB/s", 1 / 1024, None), ("published", "PUBLISH", "/s", 1.0, None),
-    ("connections", "connections of PostgreSQL", "", 1.0, None),
+    ("connections", "connections of PostgreSQL", "", 1.0, 22.0),
 )  # fmt: skip
+MODEL = (
+    ("deliveries", "1,000 writers of 10 streams, 1,000 processes: messages delivered", "/s", 1.0, 50_000.0),
+    ("process", "one of their processes", "% of a core", 100.0, 1.0),
+    ("postgres", "their PostgreSQL", "cores", 1.0, 0.5),
+)
+
+DEPLOYMENT = {
+    "connections": "at most 1 when idle",
+    "messages of a join": "at most 4, 13",
+    "under an old snapshot, bytes a beat": "at most 105",
+    "a beat, under an old snapshot": "at most twice",
+    "a beat that reads the registry, under an old snapshot": "at most twice",
+    "a beat": "the same",
+    "a beat that reads the registry": "the same",
+    **{f"multixact members a fact, {count} at a time": "at most 1" for count in (10, 50, 100)},
+}
 
 Found = dict[str, dict[str, Any]]
 
@@ -146,10 +164,23 @@ def peers(found: Found) -> list[str]:
 
 def idle(found: Found) -> list[str]:
     lines = ["| | | aim |", "|---|---|---|"]
-    figures = found["idle"]["figures"]["nothing to do"]
-    for name, what, unit, scale, aim in IDLE:
-        shown = f"{short(scale * figures[name][0])} {unit}".strip()
-        lines.append(f"| {what} | {shown} | {'' if aim is None else f'at most {aim:g}'} |")
+    figures = found["idle"]["figures"]
+    lines += [idle_line(figures["nothing to do"], *line) for line in IDLE]
+    if model := figures.get("1,000 writers of 10 streams"):
+        lines += [idle_line(model, *line) for line in MODEL]
+    return lines
+
+
+def idle_line(figures: dict[str, list[float]], name: str, what: str, unit: str, scale: float, aim: float | None) -> str:
+    shown = f"{short(scale * figures[name][0])} {unit}".strip()
+    return f"| {what} | {shown} | {'' if aim is None else f'at most {aim:g}'} |"
+
+
+def deployment(found: Found) -> list[str]:
+    lines = ["| | | aim |", "|---|---|---|"]
+    for title, figures in found["deployment"]["figures"].items():
+        shown = ", ".join(f"{name}: {short(values[0])}" for name, values in figures.items())
+        lines.append(f"| {title} | {shown} | {DEPLOYMENT.get(title, '')} |")
     return lines
 
 
@@ -210,6 +241,12 @@ def page(found: Found) -> str:
             "## A deployment in which nothing happens",
             "100 streams, 20 writers, 2 readers.",
             "\n".join(idle(found)),
+        ]
+    if "deployment" in found:
+        parts += [
+            "## What a deployment costs its servers",
+            "Milliseconds of a beat, and counts: `benchmarks/deployment.py` says of what.",
+            "\n".join(deployment(found)),
         ]
     return "\n\n".join(parts) + "\n"
 

@@ -1,10 +1,12 @@
 """Facts a second that one process commits, beside the same rows committed without a bus.
 
-    python benchmarks/facts.py [--seconds 2] [--rounds 5] [--json FILE]
+    python benchmarks/facts.py [--seconds 2] [--rounds 5] [--flush-delay 600] [--json FILE]
 
 Nobody reads; busrep publishes each fact on a Redis. All contenders of a line take turns in one process, each for
 ``--seconds``, on connections that are open before its clock starts. Printed: the medians of the rounds, and the median
 of the rounds' ratios to the first contender. A row is ["w1", i, text, float, bool], some 120 bytes as JSON.
+``--flush-delay`` makes each flush of PostgreSQL's log take so many microseconds longer (its commit_delay), as a slower
+disk does: what a commit costs decides how much anything beside it shows.
 
 PostgreSQL, one fact a transaction, 1, 8 and 32 at a time:
     bare     BEGIN, INSERT, COMMIT by psycopg, a connection for each of those at a time
@@ -208,10 +210,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each contender in each round")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--flush-delay", type=int, default=0, help="of PostgreSQL's log, microseconds")
     setting.add_json(parser)
     given = parser.parse_args()
     with contextlib.ExitStack() as stack:
-        redis, postgres = setting.servers(stack)
+        redis, postgres = setting.servers(stack, commit_delay=str(given.flush_delay), commit_siblings="0")
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="busrep-bench-")))
         found = asyncio.run(on_postgres(redis.url, postgres.url, given))
         found |= asyncio.run(on_sqlite(redis.url, folder, given))

@@ -1,12 +1,18 @@
 """What a deployment costs in which nothing happens.
 
-    python benchmarks/idle.py [--streams 100] [--writers 20] [--readers 2] [--seconds 30] [--json FILE]
+    python benchmarks/idle.py [--streams 100] [--writers 20] [--readers 2] [--seconds 30] [--model] [--json FILE]
 
 Every writer and every reader is a process of its own, with the default settings, on a real Redis and a PostgreSQL (15
 or later) with fsync. Each writer has written one fact to each stream; each reader, which saves its positions, has
-handled them. Then nobody does anything, and after ``--settle`` seconds the clock runs for ``--seconds``. Printed, per
-second: processor time of all processes and of both servers, in cores; rows that the database updated, WAL that it
-wrote, transactions; messages on Redis and their deliveries. And how many connections PostgreSQL has.
+handled them. Then nobody does anything, and after ``--settle`` seconds, in which connections are closed that nobody
+needs, the clock runs for ``--seconds``. Printed, per second: processor time of all processes and of both servers, in
+cores; rows that the database updated, WAL that it wrote, transactions; messages on Redis and their deliveries. And how
+many connections PostgreSQL has.
+
+``--model`` measures 20 and 60 writers of 10 streams, too, and goes on from them to 1,000 writers that are 1,000
+processes: messages that Redis delivers a second, processor time of one process and of PostgreSQL. What a process does
+for each message that it hears, and for each pair in the registry, grows with the number of writers, and so does what
+PostgreSQL does for each writer's beat: straight lines through the two points.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +38,7 @@ import busrep
 from busrep.stores import open_store
 from busrep.streams import Registry
 
+FEW, MANY, MODEL = 20, 60, 1_000  # writers: of the two that are measured for the model, and of the model
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -119,27 +126,16 @@ class Watch:
         )  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=100)
-    parser.add_argument("--writers", type=int, default=20)
-    parser.add_argument("--readers", type=int, default=2)
-    parser.add_argument("--settle", type=float, default=15.0, help="seconds before the clock runs")
-    parser.add_argument("--seconds", type=float, default=30.0)
-    setting.add_json(parser)
-    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
-        asyncio.run(child(**given.child))
-        return
+def run(streams: int, writers: int, readers: int, given: argparse.Namespace) -> dict[str, float]:
+    """What such a deployment costs, by name."""
     with contextlib.ExitStack() as stack:
-        server, postgres = setting.servers(stack)
-        asyncio.run(open_store(postgres.url, Registry(streams_of(given.streams))).init())
+        server, postgres = setting.servers(stack, max_connections="300")
+        asyncio.run(open_store(postgres.url, Registry(streams_of(streams))).init())
         client = stack.enter_context(redis.Redis.from_url(server.url, decode_responses=True))
         connection = stack.enter_context(psycopg.connect(postgres.url, autocommit=True))
-        spec = {"url": server.url, "store": postgres.url, "streams": given.streams, "writers": given.writers}
+        spec = {"url": server.url, "store": postgres.url, "streams": streams, "writers": writers}
         children = []
-        for role, count in (("writer", given.writers), ("reader", given.readers)):
+        for role, count in (("writer", writers), ("reader", readers)):
             for number in range(count):
                 arguments = json.dumps({"role": role, "name": f"{role}{number}", **spec})
                 children.append(
@@ -159,9 +155,10 @@ def main() -> None:
         time.sleep(given.seconds)
         costs = watch.look().since(before, time.monotonic() - started)
         (connections,) = connection.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+            "AND backend_type = 'client backend'"
         ).fetchone()
-        print(f"{given.streams} streams, {given.writers} writers, {given.readers} readers, nothing to do; per second:")
+        print(f"{streams} streams, {writers} writers, {readers} readers, nothing to do; per second:")
         shares = f"{costs.bus:.1%} of a core in busrep, {costs.postgres:.1%} PostgreSQL, {costs.redis:.1%} Redis"
         print(f"processor    {shares}")
         print(
@@ -171,8 +168,47 @@ def main() -> None:
         print(f"Redis        {costs.published:,.1f} PUBLISH, {costs.delivered / 1024:,.1f} KiB sent to subscribers")
         for one in children:
             one.communicate()
-    figures = {name: [figure] for name, figure in {**attrs.asdict(costs), "connections": connections}.items()}
-    setting.write(given, {"nothing to do": figures})
+    return {**attrs.asdict(costs), "connections": connections}
+
+
+def modelled(few: dict[str, float], many: dict[str, float]) -> dict[str, float]:
+    """1,000 writers of 10 streams, from what `FEW` and `MANY` of them cost."""
+
+    def at(figure: Callable[[dict[str, float]], float], of: Callable[[int], int]) -> float:
+        """The figure of one process or writer of 1,000; ``of``: how many of them share the measured one."""
+        low, high = figure(few) / of(FEW), figure(many) / of(MANY)
+        return low + (high - low) / (MANY - FEW) * (MODEL - FEW)
+
+    return {
+        "deliveries": many["published"] / MANY * MODEL * MODEL,
+        "process": at(lambda one: one["bus"], lambda writers: writers + 1),
+        "postgres": MODEL * at(lambda one: one["postgres"], lambda writers: writers),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=100)
+    parser.add_argument("--writers", type=int, default=20)
+    parser.add_argument("--readers", type=int, default=2)
+    parser.add_argument("--settle", type=float, default=75.0, help="seconds before the clock runs")
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--model", action="store_true", help="1,000 writers, by two measured deployments more")
+    setting.add_json(parser)
+    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        asyncio.run(child(**given.child))
+        return
+    figures = {"nothing to do": run(given.streams, given.writers, given.readers, given)}
+    if given.model:
+        few, many = (run(10, writers, 1, given) for writers in (FEW, MANY))
+        model = figures["1,000 writers of 10 streams"] = modelled(few, many)
+        print(
+            f"1,000 writers of 10 streams, by these: {model['deliveries']:,.0f} messages delivered/s, "
+            f"{model['process']:.1%} of a core a process, {model['postgres']:.1f} cores of PostgreSQL"
+        )
+    setting.write(given, {title: {name: [one] for name, one in found.items()} for title, found in figures.items()})
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ until the reader has it. Contenders take turns, each round with fresh processes 
                without ``appendonly`` loses them when it dies.
 ``jetstream``  NATS JetStream: a stream in files, publishes acknowledged; a durable pull consumer that fetches 500 and
                acknowledges each. Left out without nats-server and nats-py.
+``faststream`` FastStream on Redis: ``broker.publish`` to a channel, pipelined; a subscriber is called with one row at a
+               time, as a list. Keeps nothing. Left out without faststream.
 ``notify``     PostgreSQL: INSERT and NOTIFY in one transaction; the reader is woken by LISTEN and reads the table
                behind the last ID that it had. A row whose transaction ends after one with a higher ID is never seen.
 ``outbox``     PostgreSQL: INSERT; the reader asks the table every 100 ms. The same rows are never seen.
@@ -201,6 +203,45 @@ class JetStream:
                     await message.ack()
 
 
+class FastStream:
+    def __init__(self, servers: Servers) -> None:
+        self.servers = servers
+
+    async def prepare(self) -> None: ...
+
+    @contextlib.asynccontextmanager
+    async def writer(self) -> AsyncIterator[Any]:
+        from faststream.redis import RedisBroker
+
+        async with (
+            RedisBroker(self.servers.redis) as broker,
+            redis.asyncio.Redis.from_url(self.servers.redis) as client,
+        ):
+
+            async def write(dues: Sequence[float]) -> None:
+                async with client.pipeline(transaction=False) as pipe:
+                    for due in dues:
+                        await broker.publish(attrs.astuple(row(due)), self.servers.name, pipeline=pipe)
+                    await pipe.execute()
+
+            yield write
+
+    async def reader(self) -> AsyncIterator[list[float]]:
+        from faststream.redis import RedisBroker
+
+        got = asyncio.Queue[list[float]]()
+        async with RedisBroker(self.servers.redis, logger=None) as broker:
+
+            @broker.subscriber(self.servers.name)
+            async def handle(message: list[Any]) -> None:
+                got.put_nowait([Row(*message).due])
+
+            await broker.start()
+            yield []
+            while True:
+                yield await got.get()
+
+
 class Table:
     """A table of rows that a reader looks into, woken or not."""
 
@@ -301,7 +342,8 @@ class Busrep:
 
 
 PEERS: dict[str, type[Peer]] = {
-    "pub/sub": PubSub, "streams": Streams, "jetstream": JetStream, "notify": Notify, "outbox": Table, "busrep": Busrep,
+    "pub/sub": PubSub, "streams": Streams, "jetstream": JetStream, "faststream": FastStream, "notify": Notify,
+    "outbox": Table, "busrep": Busrep,
 }  # fmt: skip
 
 
@@ -407,6 +449,9 @@ def measure(given: argparse.Namespace, servers: Callable[[str], Servers]) -> dic
     if not servers("").nats and "jetstream" in kinds:
         print("jetstream is left out: it needs nats-server and nats-py")
         kinds.remove("jetstream")
+    if importlib.util.find_spec("faststream") is None and "faststream" in kinds:
+        print("faststream is left out: it needs faststream[redis]")
+        kinds.remove("faststream")
     found = {kind: Found() for kind in kinds}
     for number in range(given.rounds):
         for kind, those in found.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import platform
@@ -20,8 +21,9 @@ import redis
 from busrep.testing.servers import PostgresServer, RedisServer, start_postgres, start_redis
 
 # What decides how much a commit, and a message, cost.
-POSTGRES = ("fsync", "synchronous_commit", "full_page_writes", "wal_level", "shared_buffers")
+POSTGRES = ("fsync", "synchronous_commit", "full_page_writes", "wal_level", "shared_buffers", "commit_delay")
 REDIS = ("appendonly", "save", "client-output-buffer-limit")
+LIBRARIES = ("redis", "hiredis", "orjson", "msgspec", "psycopg")
 SYNCHRONOUS = ("off", "normal", "full", "extra")
 
 told: list[str] = []
@@ -56,7 +58,8 @@ def machine() -> str:
     model = "processor unknown"
     if (info := Path("/proc/cpuinfo")).exists():
         model = next((line.partition(": ")[2] for line in info.read_text().splitlines() if "model name" in line), model)
-    libraries = ", ".join(f"{name} {version(name)}" for name in ("redis", "hiredis", "orjson", "psycopg"))
+    used = [name for name in LIBRARIES if importlib.util.find_spec(name)]
+    libraries = ", ".join(f"{name} {version(name)}" for name in used)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{cores} x {model}; {platform.platform()}; CPython {platform.python_version()}; {libraries}"
 
@@ -84,9 +87,10 @@ def of_sqlite(connection: sqlite3.Connection) -> str:
     return f"SQLite {sqlite3.sqlite_version}: journal_mode {journal}, synchronous {SYNCHRONOUS[synchronous]}"
 
 
-def servers(stack: contextlib.ExitStack) -> tuple[RedisServer, PostgresServer]:
-    """Start a Redis, and a PostgreSQL with fsync, until the stack ends; print what all of it runs on."""
+def servers(stack: contextlib.ExitStack, **config: str) -> tuple[RedisServer, PostgresServer]:
+    """Start a Redis, and a PostgreSQL with fsync and this ``config``, until the stack ends; print what all of it runs
+    on."""
     server = stack.enter_context(start_redis())
-    postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on"}))
+    postgres = stack.enter_context(start_postgres(config={"fsync": "on", "full_page_writes": "on", **config}))
     tell(machine(), of_redis(server.url), of_postgres(postgres.url))
     return server, postgres
