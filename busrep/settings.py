@@ -40,9 +40,9 @@ class Settings:
 
     answer_interval: float = attrs.field(default=0.1, validator=ge(0))
     """Seconds between two announcements of one writer, beats aside: a REPLICATE that comes sooner is answered at their
-    end, with all others. The first is answered at once, so a start waits for nothing. Each answer doubles the time to
-    the next one, up to a heartbeat, unless none came for twice as long: however many processes start or lose their
-    link together, a writer announces no more than twice a heartbeat for long."""
+    end, with all others. The first is answered at once, or with a beat if the table tells the same. Each answer doubles
+    the time to the next one, up to a heartbeat, unless none came for twice as long: however many processes start or
+    lose their link together, a writer announces no more than twice a heartbeat for long."""
 
     silent_after_beats: int = attrs.field(default=5, validator=ge(2))
     """Beats without a sign of life before a writer counts as silent and a link as dead: 10 s by default, so that

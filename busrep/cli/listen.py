@@ -25,8 +25,8 @@ from busrep.cli.servers import declared_streams, run
 def positions(redis_url: str, name: str, seconds: float, as_json: bool) -> None:
     """Follow a channel and print the position of each writer.
 
-    Needs no table and no declared streams: it asks the writers where they are, follows them, and prints
-    {"stream": {"writer": position}}.
+    Needs no table and no declared streams: it asks the writers where they are, follows them, and prints {"stream":
+    {"writer": position}}. A writer may take a heartbeat (2 s) to answer.
     """
 
     async def listen() -> tuple[dict[str, dict[str, int]], Any]:

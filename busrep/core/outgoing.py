@@ -20,6 +20,8 @@ from .chain import Chain
 OPENING_ITEMS = 2
 # Writers that beat together, on average: others are woken once for all. Few, for rows wait behind what they say.
 TOGETHER = 16
+# Of more writers those to whom nothing happens answer a REPLICATE with their beat: the table tells where they are.
+FEW = 2
 
 
 @attrs.define
@@ -54,6 +56,8 @@ class Announcements:
         self.in_turns = not settings.one_line_messages
         self._settings, self._room, self._jitter = settings, room, jitter
         self._rolls: list[Roll] = []
+        self._in_memory = False  # whether one of these is kept in no table
+        self.writers = self.quiet_beats = 0  # those in the registry; and beats stored since this one published a fact
         self._asked = self._all = False  # for one that has not begun; for one of all streams
         self._turns: set[Chain] = set()  # of beats whose announcement has not begun
         self._waits, self._answer_from = False, -math.inf  # a REPLICATE, until then
@@ -73,18 +77,25 @@ class Announcements:
             self._rolls.append(roll)
         roll.chains.append(chain)
         roll.room -= chain.line_bytes
+        self._in_memory = self._in_memory or chain.stream.resettable
         self._asked = self._all = True
 
     def request(self, now: float) -> None:
-        """Somebody asks for the positions: answered now, or when the interval since the last time is over. One answer
-        serves all requests that arrive before it is composed."""
+        """Somebody asks for the positions: answered now, or when the interval since the last time is over, or with the
+        next beat. One answer serves all requests that arrive before it is composed."""
         if self._asked:
             self._all = True
-        elif now >= self._answer_from:
+        elif now >= self._answer_from and not self._answers_with_beats:
             self._all = True
             self._begin(now, answers=True)
         else:
             self._waits = True
+
+    def fact_published(self) -> None:
+        """Rows go out. Who waits for the beat is answered before: it may not have heard the writer yet (9.16)."""
+        if self._waits and self._answers_with_beats:
+            self._asked, self._all, self._waits = True, True, False
+        self.quiet_beats = 0
 
     def start(self, now: float) -> None:
         """Publishing has begun to work: announce all streams, and count the time to the next beat from now."""
@@ -103,9 +114,9 @@ class Announcements:
         else:
             self._answer_from = max(self._answer_from, now + settings.answer_interval)
 
-    def join(self, number: int, writers: int, now: float, clock: float) -> None:
-        """Beat together with some of so many writers, by a clock that all see, in seconds. ``number`` picks them."""
-        groups = writers // TOGETHER + 1
+    def join(self, number: int, now: float, clock: float) -> None:
+        """Beat together with some of the writers, by a clock that all see, in seconds. ``number`` picks them."""
+        groups = self.writers // TOGETHER + 1
         self._moment = now - clock + number % groups / groups * self._settings.heartbeat
 
     def farewell(self) -> None:
@@ -119,9 +130,13 @@ class Announcements:
         self.next_beat = math.inf
 
     @property
+    def _answers_with_beats(self) -> bool:
+        return self.writers > FEW and self.quiet_beats > 1 and self.in_turns and not self._in_memory
+
+    @property
     def next_answer(self) -> float:
-        """When a REPLICATE that came too soon is answered; infinity when none waits."""
-        return self._answer_from if self._waits else math.inf
+        """When a REPLICATE that came too soon is answered; infinity when none waits, or it waits for the beat."""
+        return self._answer_from if self._waits and not self._answers_with_beats else math.inf
 
     @property
     def next_deadline(self) -> float:

@@ -41,15 +41,9 @@ class Reader(FollowedWriters):
     """
 
     def __init__(
-        self,
-        streams: Iterable[Followed],
-        *,
-        settings: Settings | None = None,
-        own: Iterable[str] = (),
-        undeclared: bool = False,
-        epoch: str | None = None,
-        jitter: Callable[[], float] = random.random,
-    ) -> None:
+        self, streams: Iterable[Followed], *, settings: Settings | None = None, own: Iterable[str] = (),
+        undeclared: bool = False, epoch: str | None = None, jitter: Callable[[], float] = random.random,
+    ) -> None:  # fmt: skip
         intake = Intake(settings or Settings(), jitter)
         super().__init__(streams, intake, epoch)
         self.admission = Admission(self)

@@ -42,16 +42,9 @@ class Writer:
     """
 
     def __init__(
-        self,
-        server: str,
-        name: str,
-        *,
-        incarnation: int,
-        epoch: str | None,
-        settings: Settings,
-        listens: bool = True,
+        self, server: str, name: str, *, incarnation: int, epoch: str | None, settings: Settings, listens: bool = True,
         jitter: Callable[[], float] = random.random,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._name_line = Name(name, incarnation).format()
         self._opening = Server(server, epoch).format() + b"\n" + self._name_line
         self._head = self._name_line if listens else self._opening
@@ -123,7 +116,10 @@ class Writer:
         all on a stream that does not follow (W6). A lower one is ignored."""
         chain = self._chain(stream)
         if position > chain.position and not self._fenced:
+            own = chain.own
             self.queued_bytes -= chain.move(position)
+            if chain.own > own:
+                self.announcements.fact_published()
             self._mark(chain)
 
     def replicate_received(self, now: float) -> None:

@@ -42,22 +42,14 @@ AnyAsync: TypeAlias = "AsyncSession | async_scoped_session[Any]"
 
 @overload
 def write(
-    bus: busrep.sync.Bus,
-    session: AnySync,
-    stream: Stream[RowT],
-    /,
-    *streams: Stream[Any],
+    bus: busrep.sync.Bus, session: AnySync, stream: Stream[RowT], /, *streams: Stream[Any],
     bind_arguments: Mapping[str, Any] | None = None,
-) -> AbstractContextManager[busrep.sync.Fact[RowT]]: ...
+) -> AbstractContextManager[busrep.sync.Fact[RowT]]: ...  # fmt: skip
 @overload
 def write(
-    bus: busrep.asyncio.Bus,
-    session: AnyAsync,
-    stream: Stream[RowT],
-    /,
-    *streams: Stream[Any],
+    bus: busrep.asyncio.Bus, session: AnyAsync, stream: Stream[RowT], /, *streams: Stream[Any],
     bind_arguments: Mapping[str, Any] | None = None,
-) -> AbstractAsyncContextManager[busrep.asyncio.Fact[RowT]]: ...
+) -> AbstractAsyncContextManager[busrep.asyncio.Fact[RowT]]: ...  # fmt: skip
 def write(
     bus: busrep.sync.Bus | busrep.asyncio.Bus,
     session: AnySync | AnyAsync,

@@ -294,9 +294,12 @@ class WriterSession:
         self._beats_left = self._settings.silent_after_beats - 1 if beat.whole else self._beats_left - 1
         self._stored.update(beat.positions)
         self.others.beat_stored(beat.noted, registry, beat.unexplained)
+        self.core.announcements.quiet_beats += 1
+        if registry.read:
+            self.core.announcements.writers = len({writer for _, writer in registry.claims})
         if registry.clock is not None:
-            number, writers = crc32(self.name.encode(errors="surrogatepass")), {writer for _, writer in registry.claims}
-            self.core.announcements.join(number, len(writers), self.clock(), registry.clock)
+            number = crc32(self.name.encode(errors="surrogatepass"))
+            self.core.announcements.join(number, self.clock(), registry.clock)
 
     def is_successors(self, stream: str, token: int) -> bool:
         """Whether a fact under the own name is none of this process's, which is fenced: it may be a successor's."""

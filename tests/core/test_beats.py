@@ -47,9 +47,9 @@ def test_9_27_a_beat_announces_streams_in_which_nothing_happened_in_turns() -> N
 def beats_of(number: int, writers: int, *, now: float, clock: float) -> list[float]:
     """When a writer beats by the common clock, after it has joined the others at a beat of its own."""
     writer = Bench().writer
-    beats = []
+    beats, writer.announcements.writers = [], writers
     for _ in range(3):
-        writer.announcements.join(number, writers, now, clock)
+        writer.announcements.join(number, now, clock)
         assert writer.tick(now)
         clock += writer.announcements.next_beat - now
         now = writer.announcements.next_beat

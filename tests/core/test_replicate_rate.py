@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from typing import Any
 
@@ -16,11 +17,14 @@ from busrep.streams import Stream
 from busrep.sync import connect as sync_connect
 from busrep.testing import MemoryDeployment
 from tests.asyncio.test_bus import QUICK, deployment, orders, run, until
+from tests.shop import Order
 from tests.test_rules import simulated
 
 __all__ = ["deployment"]  # a fixture
 
 CALM = attrs.evolve(QUICK, heartbeat=30.0, answer_interval=0.1)
+SECONDS = attrs.evolve(CALM, heartbeat=2.0)
+NAMES = ("w0", "w1", "w2", "w3")
 
 
 class Asked:
@@ -189,6 +193,178 @@ def test_one_that_waits_is_answered_though_nothing_else_happens() -> None:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.2)
             assert writer.statistics()["writer"]["announcements"] == before + 2
+
+    simulated(main)
+
+
+class Quiet(Asked):
+    """One of so many writers, to whom nothing has happened for some beats of a second; the next comes at 3.0."""
+
+    def __init__(self, writers: int = 3, beats: int = 2, **settings: Any) -> None:
+        super().__init__(heartbeat=1.0, **settings)
+        self.writer.announcements.writers = writers
+        for at in range(beats):
+            self.beat(3.0 - beats + at)
+
+    def beat(self, now: float) -> int:
+        """As a session has them: stored, then announced. Gives the messages of announcements."""
+        self.writer.announcements.quiet_beats += 1
+        assert self.writer.tick(now)
+        return self.answers()
+
+    def announced_when_asked(self, at: float = 2.5) -> int:
+        """Messages in answer to a REPLICATE at that time, before the beat."""
+        self.writer.replicate_received(at)
+        return self.answers()
+
+    def announced_streams(self) -> list[bytes]:
+        """Of the one message that is due."""
+        (frame,) = self.writer.frames_to_publish()
+        self.writer.published(frame)
+        return [line.split()[1] for line in frame.messages[0].splitlines() if line.startswith(b"POSITION")]
+
+
+def test_one_of_many_to_whom_nothing_happens_answers_with_its_beat() -> None:
+    """Who asks has read the table, which tells the same: a join does not cost a message of each writer."""
+    asked = Quiet(quiet_streams=1)
+    asked.writer.add_stream(Stream("t"), 0)
+    assert asked.announced_streams() == [b"s", b"t"]
+    assert asked.announced_when_asked() == 0
+    assert asked.writer.announcements.next_answer == math.inf  # no timer comes before the beat
+    assert asked.announced_when_asked(2.9) == 0
+    assert asked.writer.tick(3.0)
+    assert asked.announced_streams() == [b"s", b"t"]
+    assert asked.writer.tick(4.0)
+    assert len(asked.announced_streams()) == 1  # nobody has asked: one has its turn
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pytest.param(lambda: Quiet(writers=0), id="nobody knows of how many"),
+        pytest.param(lambda: Quiet(writers=2), id="one of two"),
+        pytest.param(lambda: Quiet(beats=0), id="it has just begun"),
+        pytest.param(lambda: Quiet(beats=1), id="its positions may not be stored yet"),
+    ],
+)
+def test_others_answer_at_once(asked: Any) -> None:
+    assert asked().announced_when_asked() == 1
+
+
+def test_who_has_published_a_fact_answers_at_once_for_two_beats() -> None:
+    asked = Quiet()
+    asked.writer.fact_completed("s", 1, [b"1"])
+    asked.writer.position_moved("s", 1)
+    asked.answers()
+    assert asked.announced_when_asked() == 1
+    for beat, answers in ((3.0, 1), (4.0, 0)):
+        asked.beat(beat)
+        assert asked.announced_when_asked(beat + 0.5) == answers
+
+
+def test_what_others_wrote_is_nothing_that_it_has_to_tell_at_once() -> None:
+    asked = Quiet()
+    asked.writer.position_moved("s", 7)
+    asked.answers()
+    assert asked.announced_when_asked() == 0
+
+
+def test_who_waits_for_the_beat_is_answered_before_the_next_fact() -> None:
+    """It may be a process that has never heard this writer, and would not believe its rows."""
+    asked = Quiet(quiet_streams=1)
+    asked.writer.add_stream(Stream("t"), 0)
+    asked.answers()
+    assert asked.announced_when_asked() == 0
+    asked.writer.fact_completed("s", 1, [b"1"])
+    asked.writer.position_moved("s", 1)
+    announcement, rows = asked.writer.frames_to_publish()
+    assert announcement.messages[0].splitlines()[2:] == [b"POSITION s w 0 0", b"POSITION t w 0 0"]
+    assert rows.rows == 1
+    for frame in (announcement, rows):
+        asked.writer.published(frame)
+    asked.writer.fact_completed("s", 2, [b"1"])
+    asked.writer.position_moved("s", 2)
+    assert asked.answers() == 0  # once
+
+
+def test_who_has_asked_too_soon_is_not_answered_before_a_fact() -> None:
+    """Else a flood of them, and a writer at work, would cost an announcement for each fact."""
+    asked = Quiet(writers=2)
+    assert asked.announced_when_asked(2.5) == 1
+    asked.writer.replicate_received(2.51)
+    asked.writer.fact_completed("s", 1, [b"1"])
+    asked.writer.position_moved("s", 1)
+    assert asked.answers() == 0
+
+
+def test_a_stream_that_no_table_has_is_told_of_at_once() -> None:
+    asked = Quiet()
+    for stream in (Stream("typing", resettable=True), Stream("t")):
+        asked.writer.add_stream(stream, 0)
+    asked.answers()
+    assert asked.announced_when_asked() == 1
+
+
+def test_a_writer_of_single_lines_answers_at_once() -> None:
+    """It speaks to those who may have no table."""
+    bounds = Settings(heartbeat=1.0, answer_interval=0.1, one_line_messages=True)
+    asked = Quiet(beats=0)
+    asked.writer = Writer("shop", "w", incarnation=1, epoch="e" * 32, settings=bounds, jitter=lambda: 0.5)
+    asked.writer.add_stream(Stream("s", foreign_writers=True), 0)
+    asked.writer.connected(0.0)
+    asked.writer.announcements.writers = 3
+    for at in (1.0, 2.0):
+        asked.beat(at)
+    assert asked.announced_when_asked() == 1
+
+
+def test_a_flood_of_questions_brings_no_beat_forward() -> None:
+    asked = Quiet()
+    for at in range(100):
+        assert asked.announced_when_asked(2.0 + at / 100) == 0
+    assert asked.writer.announcements.next_deadline == asked.writer.announcements.next_beat == pytest.approx(3.0)
+
+
+def test_a_reader_that_joins_many_has_what_they_wrote_before_they_say_so() -> None:
+    """From the table; and knows within a beat that this was all."""
+
+    async def main() -> None:
+        async with MemoryDeployment(orders, settings=SECONDS) as shop, contextlib.AsyncExitStack() as stack:
+            for number, name in enumerate(NAMES):
+                writer = await stack.enter_async_context(shop.bus(writer=name))
+                async with writer.write(orders) as fact:
+                    fact.add(Order(number, "paid"))
+            await asyncio.sleep(20.0)
+            got = list[int]()
+            reader = await stack.enter_async_context(shop.bus(start="earliest"))
+            reader.subscribe(orders)(lambda batch: got.extend(row.number for row in batch.rows))
+            await asyncio.sleep(0.1)
+            assert sorted(got) == [0, 1, 2, 3]
+            assert reader.statistics()["reader"]["states"]["orders"] != dict.fromkeys(NAMES, "live")
+            await asyncio.sleep(2.2)
+            states = reader.statistics()["reader"]["states"]["orders"]
+            assert states == dict.fromkeys(NAMES, "live")
+
+    simulated(main)
+
+
+def test_a_fact_behind_a_start_is_believed_at_once() -> None:
+    """Of a writer that the process which has just started has not heard."""
+
+    async def main() -> None:
+        async with MemoryDeployment(orders, settings=SECONDS) as shop, contextlib.AsyncExitStack() as stack:
+            writers = [await stack.enter_async_context(shop.bus(writer=name)) for name in NAMES]
+            await asyncio.sleep(20.0)
+            got = list[int]()
+            async with shop.bus(start="now") as reader:
+                reader.subscribe(orders)(lambda batch: got.extend(row.number for row in batch.rows))
+                await asyncio.sleep(0.01)
+                for number, writer in enumerate(writers):
+                    async with writer.write(orders) as fact:
+                        fact.add(Order(number, "paid"))
+                    await reader.wait_for(orders, NAMES[number], fact.id, timeout=0.05)
+                assert reader.statistics()["reader"]["other_logs"] == 0
+            assert got == [0, 1, 2, 3]
 
     simulated(main)
 

@@ -839,6 +839,26 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        name="nobody-counts-the-beats-that-were-stored",
+        rule="2",
+        harm="One process that starts wakes all others once for each writer.",
+        edits=(Edit("WriterSession.beat_stored", "        self.core.announcements.quiet_beats += 1\n", ""),),
+        checks=("runtime/test_beat.py::test_a_writer_counts_the_beats_that_were_stored_since_it_published_a_fact",),
+    ),
+    Mutant(
+        name="a-beat-that-reads-no-registry-forgets-the-others",
+        rule="2",
+        harm="One process that starts wakes all others once for each writer, but at one beat in five.",
+        edits=(
+            Edit(
+                "WriterSession.beat_stored",
+                "        if registry.read:\n            self.core.announcements.writers",
+                "        if True:\n            self.core.announcements.writers",
+            ),
+        ),
+        checks=("runtime/test_beat.py::test_a_writer_knows_how_many_the_registry_lists_as_it_was_read_last",),
+    ),
+    Mutant(
         name="who-hears-no-replicate-announces-in-turns",
         rule="9.27",
         harm="In threads: a reader learns where a quiet stream is after dozens of beats, and asks at each of them.",

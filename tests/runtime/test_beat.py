@@ -72,9 +72,32 @@ def test_9_27_a_writer_joins_those_whom_the_registry_lists_by_the_server_s_clock
     beating.clock = 1_700_000_000.25
     for _ in range(3):
         beating.beat()
-    ((number, writers, now, clock),) = joined  # at the one that reads the registry
-    assert (number, writers, clock) == (crc32(b"w"), 2, 1_700_000_000.25)
+    ((number, now, clock),) = joined  # at the one that reads the registry
+    assert (number, clock) == (crc32(b"w"), 1_700_000_000.25)
     assert 0 <= time.monotonic() - now < 60
+
+
+def test_a_writer_knows_how_many_the_registry_lists_as_it_was_read_last() -> None:
+    """Of few each answers a REPLICATE at once."""
+    beating = Beating()
+    assert beating.session.core.announcements.writers == 0
+    for whole in (True, False, False, True):
+        assert beating.beat()[1] is whole
+        assert beating.session.core.announcements.writers == 2
+
+
+def test_a_writer_counts_the_beats_that_were_stored_since_it_published_a_fact() -> None:
+    """What it has published last is in the table from then on."""
+    beating = Beating()
+    announcements = beating.session.core.announcements
+    for fails, quiet in ((False, 1), (True, 1), (False, 2)):
+        beating.beat(fails=fails)
+        assert announcements.quiet_beats == quiet
+    ticket = beating.session.generators["b"].ask(now=0.0)
+    beating.session.generators["b"].answer(ticket, [6])
+    beating.session.core.fact_completed("b", 6, [b"1"])
+    beating.session.generators["b"].complete_many([6])
+    assert announcements.quiet_beats == 0
 
 
 def test_9_27_what_has_moved_is_stored_until_a_beat_succeeds() -> None:
