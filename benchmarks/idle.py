@@ -5,9 +5,9 @@
 Every writer and every reader is a process of its own, with the default settings, on a real Redis and a PostgreSQL (15
 or later) with fsync. Each writer has written one fact to each stream; each reader, which saves its positions, has
 handled them. Then nobody does anything, and after ``--settle`` seconds, in which connections are closed that nobody
-needs, the clock runs for ``--seconds``. Printed, per second: processor time of all processes and of both servers, in
-cores; rows that the database updated, WAL that it wrote, transactions; messages on Redis and their deliveries. And how
-many connections PostgreSQL has.
+needs (one a minute), the clock runs for ``--seconds``. Printed, per second: processor time of all processes and of both
+servers, in cores; rows that the database updated, WAL that it wrote, transactions; messages on Redis and their
+deliveries. And how many connections PostgreSQL has.
 
 ``--model`` measures 20 and 60 writers of 10 streams, too, and goes on from them to 1,000 writers that are 1,000
 processes: messages that Redis delivers a second, processor time of one process and of PostgreSQL. What a process does
@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--writers", type=int, default=20)
     parser.add_argument("--readers", type=int, default=2)
-    parser.add_argument("--settle", type=float, default=75.0, help="seconds before the clock runs")
+    parser.add_argument("--settle", type=float, default=135.0, help="seconds before the clock runs")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--model", action="store_true", help="1,000 writers, by two measured deployments more")
     setting.add_json(parser)

@@ -19,6 +19,7 @@ import pytest
 import busrep
 from busrep.core.framing import Rows, parse_frame
 from busrep.stores import open_store
+from busrep.stores.interface import AsyncStore
 from busrep.streams import Registry
 from busrep.testing.pair import MemoryDeployment
 from busrep.testing.virtual import run
@@ -137,6 +138,18 @@ async def bus_beside(
         yield bus, own
 
 
+@contextlib.asynccontextmanager
+async def store_on(url: str) -> AsyncIterator[AsyncStore]:
+    """A store that is made and opened for a test."""
+    store = open_store(url, Registry([orders]))
+    await store.init()
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
 async def figure(own: psycopg.AsyncConnection[Any], question: LiteralString) -> int:
     """The one number that the database answers."""
     found = await (await own.execute(question)).fetchone()
@@ -203,6 +216,29 @@ def test_an_idle_process_keeps_one_connection(
 
 
 @pytest.mark.servers
+def test_questions_one_behind_the_other_keep_one_connection(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an idle reader asks them, at one beat in five: one that is on its way back to the pool is waited for."""
+    monkeypatch.setattr("busrep.stores.postgres.store.IDLE", 1.0)
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(60),
+            store_on(postgres_url) as store,
+            await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as own,
+        ):
+            pool: Any = vars(store)["questions"]
+            taken = [await pool.getconn() for _ in range(2)]
+            assert await others_of(own) == 2
+            for one in taken:
+                await pool.putconn(one)
+            while await others_of(own) != 1:
+                for _ in range(3):
+                    await store.known()
+
+    asyncio.run(main())
+
+
+@pytest.mark.servers
 @pytest.mark.parametrize("kind", ["appended", "with a statement", "in the caller's transaction"])
 def test_the_multixact_members_of_a_fact(redis_url: str, bus_name: str, postgres_url: str, kind: str) -> None:
     """Of several that are open at a time."""
@@ -238,19 +274,17 @@ def test_what_a_beat_leaves_while_an_old_snapshot_is_open(postgres_url: str) -> 
     """Nothing that it replaces can be reused then."""
 
     async def count() -> float:
-        store = open_store(postgres_url, Registry([orders]))
-        await store.init()
-        await store.open()
-        claim = await store.claim("w1", ["orders"], timeout=30.0)
-        async with await psycopg.AsyncConnection.connect(postgres_url) as old:
+        async with (
+            store_on(postgres_url) as store,
+            await psycopg.AsyncConnection.connect(postgres_url) as old,
+        ):
+            claim = await store.claim("w1", ["orders"], timeout=30.0)
             await old.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
             await old.execute("SELECT FROM busrep_positions")
             before = await figure(old, SIZE)
             for _ in range(1_000):
                 await store.heartbeat(claim, claim.starts, registry=False)
-            grown = await figure(old, SIZE) - before
-        await store.close()
-        return grown / 1_000
+            return (await figure(old, SIZE) - before) / 1_000
 
     assert 0 < asyncio.run(count()) <= BYTES_A_BEAT
 

@@ -2242,6 +2242,13 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=(PREPARED + "what_the_server_refused_to_prepare_is_executed_as_it_is_and_its_name_is_not_used_again",),
     ),
     Mutant(
+        name="a-second-connection-takes-turns-with-the-first",
+        rule="9",
+        harm="An idle process keeps two connections for ever, where it needs one.",
+        edits=(Edit("PostgresStore._take", '["pool_available"] < 2', '["pool_available"] < 1'),),
+        checks=("test_costs.py::test_questions_one_behind_the_other_keep_one_connection",),
+    ),
+    Mutant(
         name="a-prepared-statement-that-is-gone-is-the-question-s-fault",
         rule="9.1",
         harm="A fact is refused for good, though it can be written without a prepared statement.",

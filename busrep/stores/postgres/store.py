@@ -193,8 +193,8 @@ class PostgresStore(ServerStore):
         Unavailable."""
         if pool is None:
             raise Unavailable(self.where, "the store is not open")
-        if self._background and not pool.get_stats()["pool_available"]:
-            await asyncio.sleep(0)  # one that is on its way back is there then, and no other one is dialled
+        if self._background and pool.get_stats()["pool_available"] < 2:
+            await asyncio.sleep(0)  # one that is on its way back is there then: no other one is dialled, or kept
         clock = asyncio.get_running_loop().time
         deadline = clock() + POOL_WAIT
         while True:
