@@ -41,7 +41,8 @@ CONNECTIONS = {1: 2, 100: 5}
 # PostgreSQL has 2**32 members of multixacts between two vacuums of all its tables. It takes one for each transaction
 # that holds a row which another one locks as well.
 MEMBERS_A_FACT = 0.0
-SIZE = "SELECT pg_table_size('busrep_positions')"
+# Its rows: autovacuum may make the maps of free space and visibility meanwhile, 32 KiB, once.
+SIZE = "SELECT pg_relation_size('busrep_positions')"
 BYTES_A_BEAT = 100  # by which busrep_positions grows while an old snapshot is open, such as that of pg_dump
 
 
