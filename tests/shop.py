@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import attrs
 
 from busrep import Settings, Stream
+from busrep.stores import open_store
 from busrep.stores.blocking import BlockingStore, open_blocking_store
+from busrep.stores.interface import AsyncStore
 from busrep.streams import Registry
 
 # Beats that may fail to come: on a busy machine, with a disk that others use, half a second is soon gone.
@@ -30,6 +32,18 @@ orders = Stream("orders", Order)
 payments = Stream("payments", Order)
 typing = Stream("typing", resettable=True)
 STREAMS = [orders, payments, typing]
+
+
+@contextlib.asynccontextmanager
+async def opened_async_store(url: str, streams: Registry | None = None, **options: Any) -> AsyncIterator[AsyncStore]:
+    """As `opened_store`, on an event loop."""
+    store = open_store(url, Registry(STREAMS) if streams is None else streams, **options)
+    await store.init()
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 @contextlib.contextmanager

@@ -19,11 +19,10 @@ import pytest
 import busrep
 from busrep.core.framing import Rows, parse_frame
 from busrep.stores import open_store
-from busrep.stores.interface import AsyncStore
 from busrep.streams import Registry
 from busrep.testing.pair import MemoryDeployment
 from busrep.testing.virtual import run
-from tests.shop import Order, orders
+from tests.shop import Order, opened_async_store, orders
 
 # No beat, and no timed save, comes while something is counted.
 STILL = busrep.Settings(heartbeat=600.0, save_every=600.0)
@@ -139,18 +138,6 @@ async def bus_beside(
         yield bus, own
 
 
-@contextlib.asynccontextmanager
-async def store_on(url: str) -> AsyncIterator[AsyncStore]:
-    """A store that is made and opened for a test."""
-    store = open_store(url, Registry([orders]))
-    await store.init()
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
 async def figure(own: psycopg.AsyncConnection[Any], question: LiteralString) -> int:
     """The one number that the database answers."""
     found = await (await own.execute(question)).fetchone()
@@ -224,7 +211,7 @@ def test_questions_one_behind_the_other_keep_one_connection(postgres_url: str, m
     async def main() -> None:
         async with (
             asyncio.timeout(60),
-            store_on(postgres_url) as store,
+            opened_async_store(postgres_url, Registry([orders])) as store,
             await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as own,
         ):
             pool: Any = vars(store)["questions"]
@@ -276,7 +263,7 @@ def test_what_a_beat_leaves_while_an_old_snapshot_is_open(postgres_url: str) -> 
 
     async def count() -> float:
         async with (
-            store_on(postgres_url) as store,
+            opened_async_store(postgres_url, Registry([orders])) as store,
             await psycopg.AsyncConnection.connect(postgres_url) as old,
         ):
             claim = await store.claim("w1", ["orders"], timeout=30.0)

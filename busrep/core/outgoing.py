@@ -20,7 +20,7 @@ from .chain import Chain
 OPENING_ITEMS = 2
 # Writers that beat together, on average: others are woken once for all. Few, for rows wait behind what they say.
 TOGETHER = 16
-# Of more writers those to whom nothing happens answer a REPLICATE with their beat: the table tells where they are.
+# With more writers, those that publish nothing answer a REPLICATE with their beat: the table tells where they are.
 FEW = 2
 
 

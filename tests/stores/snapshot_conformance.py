@@ -19,9 +19,10 @@ import pytest
 from busrep.core.snapshots import Agreement, AppliedParts, PartRange, decode_part, encode_rows, part_hash
 from busrep.errors import ConfigError, PositionTooOld, ReaderMoved, RowError, SnapshotBusy, SnapshotGone, UnknownStream
 from busrep.settings import Settings
-from busrep.stores import open_store, snapshots
+from busrep.stores import snapshots
 from busrep.stores.interface import AsyncStore, Claim
 from busrep.streams import Registry
+from tests.shop import opened_async_store
 from tests.stores.store_conformance import generic, page, read, row, sync, write
 
 
@@ -94,13 +95,8 @@ class SnapshotConformance:
     async def opened(
         self, url: str, registry: Registry | None = None, settings: Settings | None = None
     ) -> AsyncIterator[AsyncStore]:
-        store = open_store(url, registry or generic(), settings=settings)
-        await store.init()
-        await store.open()
-        try:
+        async with opened_async_store(url, registry or generic(), settings=settings) as store:
             yield store
-        finally:
-            await store.close()
 
     # --- what a snapshot holds
 

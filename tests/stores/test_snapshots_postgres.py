@@ -22,6 +22,7 @@ from busrep.stores import open_store
 from busrep.stores.postgres.snapshots import SLOTS
 from busrep.stores.postgres.store import PostgresStore
 from tests import ROOT
+from tests.shop import opened_async_store
 from tests.stores import test_replica
 from tests.stores.snapshot_conformance import fetched, some_facts, text_of, tiles, whole
 from tests.stores.store_conformance import generic, page, sync, write
@@ -56,14 +57,9 @@ def ask(url: str, text: str, *params: Any) -> list[tuple[Any, ...]]:
 
 @asynccontextmanager
 async def opened(url: str, **settings: Any) -> AsyncIterator[PostgresStore]:
-    store = open_store(url, generic(), settings=Settings(**settings))
-    assert isinstance(store, PostgresStore)
-    await store.init()
-    await store.open()
-    try:
+    async with opened_async_store(url, generic(), settings=Settings(**settings)) as store:
+        assert isinstance(store, PostgresStore)
         yield store
-    finally:
-        await store.close()
 
 
 async def until(true: Callable[[], Any]) -> None:
