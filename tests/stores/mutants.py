@@ -1766,7 +1766,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
             Edit("ServerTransaction._commit_checked", "asked = self._handed_out and", "asked = False and"),
             Edit(
                 "SqliteTransaction.commit",
-                "        if not in_transaction(self.connection) or (",
+                "        if not files.in_transaction(self.connection) or (",
                 "        if (",
             ),
         ),
@@ -2058,6 +2058,30 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         checks=(STORES_SQLITE + "nothing_is_written_to_a_file_that_is_gone[-wal-link]",),
     ),
     Mutant(
+        name="a-log-is-looked-at-while-its-folder-is-young",
+        rule="4",
+        harm="The -wal file was deleted or replaced: facts are committed to one that nobody else has, and published.",
+        edits=(Edit("FileStore.check_file", " and names == self._names", ""),),
+        checks=(
+            STORES_SQLITE + "a_log_is_not_asked_after_while_its_folder_is_as_it_was[deleted]",
+            STORES_SQLITE + "a_log_is_not_asked_after_while_its_folder_is_as_it_was[replaced]",
+        ),
+    ),
+    Mutant(
+        name="a-folder-is-known-by-itself",
+        rule="4",
+        harm="The same.",
+        edits=(Edit("names_in", ", found.st_ctime_ns", ", 0"),),
+        checks=(STORES_SQLITE + "a_log_is_not_asked_after_while_its_folder_is_as_it_was[replaced]",),
+    ),
+    Mutant(
+        name="two-changes-of-a-folder-have-one-time",
+        rule="4",
+        harm="The same, where the times of a file system are coarse, or the two changes come within one tick.",
+        edits=(Edit("names_in", "time.time() - found.st_ctime > COARSEST", "True"),),
+        checks=(STORES_SQLITE + "what_was_changed_just_now_may_be_changed_once_more_at_the_same_time",),
+    ),
+    Mutant(
         name="init-opens-a-file-that-is-there",
         rule="4",
         harm="Closing it drops the locks of the process: another deletes the -wal file that this one goes on writing.",
@@ -2173,8 +2197,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "SqliteStore.write",
-                "        self.check_open()\n",
-                "        connection = self.writing()\n",
+                "        holder = Holder()\n",
+                "        holder, connection = Holder(), self.writing()\n",
             ),
             Edit(
                 "SqliteStore.write",

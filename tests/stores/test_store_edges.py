@@ -18,7 +18,7 @@ import pytest
 from busrep.errors import ClaimBlocked, ConfigError, RowError, SchemaError, Unavailable, WriterFenced
 from busrep.stores import CommitUnknown, claims, facts, open_store
 from busrep.stores.planned import PlannedStore
-from busrep.stores.sqlite import base as sqlite
+from busrep.stores.sqlite import base, files
 from busrep.streams import Registry, Stream, Table
 from tests.stores.store_conformance import read, row, sync, write
 
@@ -100,7 +100,7 @@ async def test_pruning_looks_at_each_old_row_once(tmp_path: Path, monkeypatch: p
     store = await opened(url)
     claim = await store.claim("w1", ["orders"], timeout=1)
     found, steps = [], itertools.count()
-    store.role(sqlite.WRITE).set_progress_handler(lambda: next(steps) < 0, 10)
+    store.role(base.WRITE).set_progress_handler(lambda: next(steps) < 0, 10)
     for rows in (500, 5000):
         first = (await store.reserve("orders", rows))[0]
         execute(
@@ -326,7 +326,7 @@ async def test_reservations_given_up_while_the_question_fails(url: str) -> None:
 async def test_sqlite_bounds_the_wait_for_a_fact_of_this_process(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "BUSY", 0.05)
+    monkeypatch.setattr(files, "BUSY", 0.05)
     store = await opened(sqlite_url)
     claim = await store.claim("w1", ["orders"], timeout=1)
     transaction = store.transaction(claim)

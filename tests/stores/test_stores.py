@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import secrets
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -39,6 +40,8 @@ from busrep.stores import CommitUnknown, memory, open_store
 from busrep.stores.interface import Appended, Unnumbered
 from busrep.stores.postgres.dialect import PostgresDialect, sequence_name
 from busrep.stores.schema import VERSION
+from busrep.stores.sqlite import files
+from busrep.stores.sqlite.files import file_at, names_in
 from busrep.streams import Registry, Stream, Table
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import PostgresServer
@@ -558,6 +561,46 @@ class TestSqlite(SqlConformance, BootstrapConformance):
             for call in (store.reserve("orders", 1), transaction.begin(), store.heartbeat(claim, {})):
                 with pytest.raises(Unavailable, match=f"{suffix or '.db'}.* was moved away, deleted or replaced"):
                     await call
+
+    @pytest.mark.parametrize("change", ["deleted", "replaced"])
+    @sync
+    async def test_a_log_is_not_asked_after_while_its_folder_is_as_it_was(
+        self, url: str, change: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Linux makes each write to a file dearer that was asked for its times since the last one."""
+        path = url.removeprefix("sqlite:///")
+        log, folder, asked = f"{path}-wal", Path(path).parent, list[str]()
+        probe = folder / "elsewhere" / "probe"
+        probe.parent.mkdir()
+        monkeypatch.setattr(files, "COARSEST", 0.0)  # as if the folder had been left alone for long
+        monkeypatch.setattr(files, "file_at", lambda of: asked.append(of) or file_at(of))
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await write(store, claim, 1)
+            asked.clear()
+            await write(store, claim, 1)
+            assert set(asked) == {path}
+            # What the clock of the file system cannot tell apart is left to COARSEST.
+            while probe.write_text("") or probe.stat().st_ctime_ns <= folder.stat().st_ctime_ns:
+                probe.unlink()
+            if change == "replaced":
+                shutil.copy(log, f"{log}.copy")
+                os.replace(f"{log}.copy", log)
+            else:
+                os.unlink(log)
+            for _ in range(2):
+                with pytest.raises(Unavailable, match="-wal was moved away, deleted or replaced"):
+                    await store.reserve("orders", 1)
+
+    def test_what_was_changed_just_now_may_be_changed_once_more_at_the_same_time(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The times of some file systems are in whole seconds."""
+        assert names_in(str(tmp_path)) is None
+        assert names_in(str(tmp_path / "none")) is None
+        now = time.time() + files.COARSEST + 1
+        monkeypatch.setattr(time, "time", lambda: now)
+        assert names_in(str(tmp_path)) is not None
 
     @sync
     async def test_a_file_in_another_journal_mode_is_no_reason_to_refuse(self, url: str) -> None:

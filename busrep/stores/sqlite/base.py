@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import os
 import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -18,20 +19,8 @@ from busrep.stores import schema
 from busrep.stores.interface import Claim
 from busrep.stores.planned import PlannedStore, PlannedTransaction
 from busrep.stores.plans import Control, Plan, T, only
+from busrep.stores.sqlite import files
 from busrep.stores.sqlite.dialect import SqliteDialect, check_fields
-from busrep.stores.sqlite.files import (
-    BUSY,
-    Mark,
-    callers,
-    connect,
-    file_at,
-    in_transaction,
-    last_steps,
-    require_durable,
-    run,
-    translating,
-    wal_of,
-)
 from busrep.stores.transaction import ENDED_INSIDE
 from busrep.streams import Registry
 
@@ -103,6 +92,8 @@ class FileStore(PlannedStore):
             check_fields(backing, backing.definition.fields or ())
         self._connections: list[sqlite3.Connection] = []
         self._files: dict[str, tuple[int, int] | None] = {}
+        # Of the folder of the log, when all files were there.
+        self._folder, self._names = "", files.names_in("")
 
     @abc.abstractmethod
     async def in_thread(self, role: int, work: Callable[[], T]) -> T:
@@ -111,17 +102,18 @@ class FileStore(PlannedStore):
     async def open(self) -> None:
         """See `AsyncStore`; a missing file is a missing schema, and is not created."""
         try:
-            self._files = {self.path: file_at(self.path)}
+            self._files = {self.path: files.file_at(self.path)}
             if self._files[self.path] is None:
                 raise schema.missing(self.dialect)
             for role in (WRITE, READ):
-                self._connections.append(await self.in_thread(role, lambda: connect(self.path, "rw")))
+                self._connections.append(await self.in_thread(role, lambda: files.connect(self.path, "rw")))
             await self.read(schema.check(self.dialect))
             kept = await self.read(schema.stored_streams(self.dialect))
             for name, backing in self.dialect.backings.items():
                 check_fields(backing, (kept[name].fields if name in kept else None) or ())
-            if log := file_at(wal := wal_of(self.path)):  # in WAL mode alone
+            if log := files.file_at(wal := files.wal_of(self.path)):  # in WAL mode alone
                 self._files[wal] = log
+            self._folder = os.path.dirname(wal)
         except BaseException:
             await self.close()
             raise
@@ -132,7 +124,7 @@ class FileStore(PlannedStore):
 
     def make_tables(self, redefine: Collection[str]) -> None:
         """Create or migrate the tables, in this thread. See `AsyncStore.init`."""
-        with contextlib.closing(connect(self.path, "rwc")) as connection:
+        with contextlib.closing(files.connect(self.path, "rwc")) as connection:
             self.run(connection, schema.init(self.dialect, redefine))
 
     def role(self, role: int) -> sqlite3.Connection:
@@ -143,10 +135,15 @@ class FileStore(PlannedStore):
 
     def check_file(self) -> None:
         """Raise Unavailable when a file is another than the one that was opened: no other process sees that one."""
-        for path, opened in self._files.items() if self._connections else ():
-            if file_at(path) != opened:
+        # A log that is asked for its state has a time of its own at each write (Linux 6.13, multigrain timestamps): a
+        # commit took a third longer.
+        names = files.names_in(self._folder)
+        looked_at = [self.path] if names is not None and names == self._names else self._files
+        for path in looked_at if self._connections else ():
+            if files.file_at(path) != self._files[path]:
                 lost = f"{path} was moved away, deleted or replaced since it was opened: restart this process"
                 raise Unavailable(f"SQLite database {self.path}", lost)
+        self._names = names
 
     def check_open(self) -> None:
         self.role(WRITE)
@@ -154,7 +151,7 @@ class FileStore(PlannedStore):
 
     def run(self, connection: sqlite3.Connection, plan: Plan[T]) -> T:
         """Run a plan; must be called in the connection's thread."""
-        return run(plan, connection, self.path)
+        return files.run(plan, connection, self.path)
 
     async def read(self, plan: Plan[T], wait: float = 0.0) -> T:  # noqa: ARG002 - no server
         self.check_open()
@@ -168,7 +165,7 @@ class FileStore(PlannedStore):
 
     def _cleared(self, connection: sqlite3.Connection) -> sqlite3.Connection:
         """The connection, in no transaction any more: a thread may have been interrupted in one."""
-        with translating(self.path):
+        with files.translating(self.path):
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
         return connection
@@ -176,7 +173,7 @@ class FileStore(PlannedStore):
     async def take_turn(self, holder: Holder, wait: float | None) -> None:
         """Take the turn for one plan; ``wait`` as `write` has it. Raises ClaimBlocked, Unavailable, ConfigError."""
         try:
-            await self.turn.take(holder, BUSY if wait is None else wait)
+            await self.turn.take(holder, files.BUSY if wait is None else wait)
         except Unavailable as late:
             if wait is None:
                 raise
@@ -186,12 +183,12 @@ class FileStore(PlannedStore):
         """Run a plan that writes; ``wait``: for other processes, seconds. Must be called in the connection's thread."""
         if wait is None:
             return self.run(connection, plan)
-        with translating(self.path):
+        with files.translating(self.path):
             try:
                 connection.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
                 return self.run(connection, plan)
             finally:
-                connection.execute(f"PRAGMA busy_timeout = {int(BUSY * 1000)}")
+                connection.execute(f"PRAGMA busy_timeout = {int(files.BUSY * 1000)}")
 
     async def _on(self, connection: Any, plan: Plan[T]) -> T:
         return self.run(checked(connection), plan)
@@ -201,11 +198,11 @@ class FileStore(PlannedStore):
         self.turn.check_not_nested()
         made = self.transactions
         if connection is not None:
-            if in_transaction(checked(connection)):
+            if files.in_transaction(checked(connection)):
                 if self.joining is None:
                     raise ConfigError(IN_TRANSACTION)
                 made = self.joining
-            require_durable(connection, self.path)
+            files.require_durable(connection, self.path)
         return made(self, claim, connection)
 
 
@@ -227,7 +224,7 @@ class SqliteTransaction(PlannedTransaction, Holder):
 
     def __init__(self, store: FileStore, claim: Claim, connection: sqlite3.Connection | None) -> None:
         super().__init__(store, claim, connection)
-        self._mark: Mark | None = None  # on the caller's connection
+        self._mark: files.Mark | None = None  # on the caller's connection
 
     async def still_open(self) -> bool:
         return self.store.turn.of(self)
@@ -250,13 +247,13 @@ class SqliteTransaction(PlannedTransaction, Holder):
         ours = False
         try:
             self.store.check_file()
-            await self.store.turn.take(self, BUSY)
+            await self.store.turn.take(self, files.BUSY)
             if self.connection is None:
                 self.connection = self.store.writing()
-            ours = not in_transaction(self.connection)
+            ours = not files.in_transaction(self.connection)
             await self._run(self.hold(Control.BEGIN))
             if self._callers:
-                self._mark = Mark(self.connection, self.store.path)
+                self._mark = files.Mark(self.connection, self.store.path)
         except BaseException:
             if ours:  # in the same thread: BEGIN may be under way still, or done, and what came behind it failed
                 await self._end()
@@ -267,22 +264,22 @@ class SqliteTransaction(PlannedTransaction, Holder):
 
     async def execute(self, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> list[tuple[Any, ...]]:
         self._handed_out = True
-        return await self._run(callers(sql, params, self._take_pending()))
+        return await self._run(files.callers(sql, params, self._take_pending()))
 
     async def commit(self) -> None:
         pending = self._take_pending()
-        if not in_transaction(self.connection) or (self._mark is not None and not self._mark.stands):
+        if not files.in_transaction(self.connection) or (self._mark is not None and not self._mark.stands):
             await self._end()
             raise CommitUnknown(self, ConfigError(ENDED_INSIDE))
         try:
             if self._mark is not None:
                 self._mark.clear()
-            last = last_steps(self.store.dialect, self.claim, pending, Control.COMMIT, again=self._handed_out)
+            last = files.last_steps(self.store.dialect, self.claim, pending, Control.COMMIT, again=self._handed_out)
             await self._commit(last)
         except CommitUnknown:
             raise
         except self.failures as error:
-            if in_transaction(self.connection):
+            if files.in_transaction(self.connection):
                 raise  # nothing was committed; rollback() is due
             self.store.turn.leave(self)
             raise CommitUnknown(self, error) from error
@@ -295,7 +292,7 @@ class SqliteTransaction(PlannedTransaction, Holder):
         self._take_pending()
         if not self.store.turn.of(self):
             return True
-        open_still = in_transaction(self.connection)  # of one that is closed it is not known how that came
+        open_still = files.in_transaction(self.connection)  # of one that is closed it is not known how that came
         await self._end()
         return open_still and not (self._handed_out if self._mark is None else self._mark.stands)
 

@@ -13,24 +13,10 @@ from typing import Any
 
 from busrep.errors import BusrepError, ConfigError, SchemaError, StatementRefused, Unavailable
 from busrep.private_files import create_file
-from busrep.stores import claims, schema
+from busrep.stores import claims, plans, schema
 from busrep.stores.dialect import Dialect
 from busrep.stores.interface import Claim
-from busrep.stores.plans import (
-    Answers,
-    Control,
-    Locked,
-    NoSuchTable,
-    Plan,
-    Row,
-    Signal,
-    Sql,
-    Step,
-    T,
-    Unanswered,
-    only,
-    run_sync,
-)
+from busrep.stores.plans import Answers, Control, Plan, Row, Signal, Sql, Step, T, only, run_sync
 
 # How long a write waits for another process's transaction, seconds; then Unavailable, and it may be tried again.
 BUSY = 30.0
@@ -59,9 +45,9 @@ def translated(error: Exception, path: str) -> Exception:
     where = f"SQLite database {path}"
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return Locked(error)
+        return plans.Locked(error)
     if "no such table" in str(error) or "no such column" in str(error):
-        return NoSuchTable(error)
+        return plans.NoSuchTable(error)
     if code == sqlite3.SQLITE_NOTADB:
         return ConfigError(f"{path} is not an SQLite database")
     # Of a closed connection sqlite3 says "Cannot operate on a closed database", without a code.
@@ -109,14 +95,14 @@ def _commit(cursor: sqlite3.Cursor) -> None:
     except DRIVER_ERRORS as error:
         if cursor.connection.in_transaction:
             raise
-        raise Unanswered("the SQLite database", error) from error
+        raise plans.Unanswered("the SQLite database", error) from error
 
 
 def final(error: Signal, path: str) -> Exception:
     """What a signal that no plan wanted is to the caller."""
-    if isinstance(error, Locked):
+    if isinstance(error, plans.Locked):
         return Unavailable(f"SQLite database {path}", "another process holds its write lock")
-    if isinstance(error, NoSuchTable) and "busrep_" in str(error.cause):
+    if isinstance(error, plans.NoSuchTable) and "busrep_" in str(error.cause):
         return SchemaError(None, schema.VERSION)
     return StatementRefused(f"SQLite database {path}", error.cause)
 
@@ -145,7 +131,7 @@ def callers(sql: str, params: Sequence[Any] | Mapping[str, Any], pending: Sequen
     try:
         # Steps are ours, this text is the caller's: params may be a mapping here.
         answers = yield Sql(sql, params)  # type: ignore[arg-type]
-    except (StatementRefused, NoSuchTable) as refused:
+    except (StatementRefused, plans.NoSuchTable) as refused:
         raise (refused.reason if isinstance(refused, StatementRefused) else refused.cause) from None
     return answers[0]
 
@@ -202,6 +188,19 @@ def file_at(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+# No file system's times are coarser, seconds. (Of FAT, 2.)
+COARSEST = 3.0
+
+
+def names_in(folder: str) -> tuple[int, int, int] | None:
+    """What stays the same while no name in a folder is made, moved or deleted; None where that might not show."""
+    with contextlib.suppress(OSError):
+        found = os.stat(folder)
+        if time.time() - found.st_ctime > COARSEST:
+            return found.st_dev, found.st_ino, found.st_ctime_ns
+    return None
+
+
 def wal_of(path: str) -> str:
     """Where SQLite has the log of a file in WAL mode: beside the file itself, also of a symbolic link to it."""
     return f"{os.path.realpath(path)}-wal"
@@ -215,7 +214,7 @@ def _use_wal(connection: sqlite3.Connection, path: str) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if not isinstance(translated(error, path), Locked) or time.monotonic() > late:
+            if not isinstance(translated(error, path), plans.Locked) or time.monotonic() > late:
                 raise
             time.sleep(0.01)
 

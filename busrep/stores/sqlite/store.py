@@ -91,7 +91,6 @@ class SqliteStore(FileStore):
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads[role], work))
 
     async def write(self, plan: Plan[T], wait: float | None = None) -> T:
-        self.check_open()
         holder = Holder()
         await self.take_turn(holder, wait)
         holder.owner = None  # a caller that is cancelled may wait for what goes on in the thread
