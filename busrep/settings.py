@@ -31,7 +31,7 @@ class Settings:
     """
 
     heartbeat: float = attrs.field(default=2.0, validator=gt(0))
-    """Period of a writer's announcements, or 10 % more. The loss of a last frame is found within one beat."""
+    """Period of a writer's beats, or 10 % more. The loss of a last frame is found within one beat."""
 
     quiet_streams: int = attrs.field(default=8, validator=ge(1))
     """Streams of a writer that a beat announces although nothing was published in them since the last beat, in turns.
@@ -46,7 +46,7 @@ class Settings:
 
     silent_after_beats: int = attrs.field(default=5, validator=ge(2))
     """Beats without a sign of life before a writer counts as silent and a link as dead: 10 s by default, so that
-    a half-open link is noticed within 15 s."""
+    a half-open link is noticed within 20 s."""
 
     frame_bytes: int = attrs.field(default=65_536, validator=ge(1_024))
     """Most bytes of one published message. Rows/s level off above some 16 kB; small enough not to block Redis."""

@@ -32,7 +32,7 @@ OWN_TESTS: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
     ("core/test_writer", "core/test_replicate_rate", "links/test_one_line", "core/test_core_trust",
      "core/test_beats"): (
-        "core/writer", "core/chain", "core/outgoing",
+        "core/writer", "core/chain", "core/announcements", "core/outgoing",
     ),
     ("test_package", "core/test_core_trust"): ("errors", "settings", "stores/interface"),
 }  # fmt: skip

@@ -56,6 +56,7 @@ CORE_ORDER = (
         "core/starts",
         "core/reader",
         "core/chain",
+        "core/announcements",
         "core/outgoing",
         "core/writer",
         "core/bootstrap",

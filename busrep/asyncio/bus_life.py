@@ -192,7 +192,9 @@ class BusLife:
                 await asyncio.wait({beating}, timeout=heartbeat / 4)
             self.reading.beat(all_known=beats % self.settings.silent_after_beats == 1)
             if (writing := self.writing) is not None:
-                writing.core.tick(loop.time())
+                writing.core.tick(loop.time(), hears=self.watch.hears(loop.time()))
+                if not writing.core.announcements.rests:
+                    self.watch.said(loop.time())
                 self.publisher.wake()
                 for stuck in writing.stuck(loop.time()):
                     log.warning("fact %(id)s of stream %(stream)s is open for %(age).0f s (%(owner)s)", stuck)

@@ -12,18 +12,11 @@ import logging
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 
+from busrep import errors
 from busrep.core.catchup import Key
 from busrep.core.delivery import RawBatch
 from busrep.core.handled import Change, Reread
-from busrep.errors import (
-    BusrepError,
-    CommitUnknown,
-    ConfigError,
-    PositionsAheadOfTable,
-    PositionTooOld,
-    ReaderMoved,
-    StatementRefused,
-)
+from busrep.errors import BusrepError, ConfigError, ReaderMoved, StatementRefused
 from busrep.stores.interface import SavedAt
 
 from ..runtime.batch import Batch
@@ -80,7 +73,7 @@ class PositionSaver:
             changes = await self._to_save([key for key in keys if busy or key not in context.workers])
             try:
                 await self._save_changes(changes)
-            except PositionsAheadOfTable as error:
+            except errors.PositionsAheadOfTable as error:
                 self.go_back(error, changes)
             except ReaderMoved as error:
                 log.error("%s", error)
@@ -219,7 +212,7 @@ class PositionSaver:
             context.another_log(core.epoch)
         return True
 
-    async def handled_by_peer(self, error: PositionTooOld) -> bool:
+    async def handled_by_peer(self, error: errors.PositionTooOld) -> bool:
         """Whether another process under this reader's name has handled what was pruned: then go on from there."""
         context, core = self._context, self._core
         key, log_read = (error.stream, error.writer), core.epoch
@@ -245,7 +238,7 @@ class PositionSaver:
         core.progress[key].go_on_from(saved)
         return True
 
-    def above_sequence(self, key: Key, error: PositionsAheadOfTable) -> None:
+    def above_sequence(self, key: Key, error: errors.PositionsAheadOfTable) -> None:
         """What was taken in of a (stream, writer) lies above the sequence: go back to what is saved, or stop."""
         saved = self._saved.at.get(key)
         if not self._context.reader or saved is None or self._context.holds(key[0]):
@@ -253,7 +246,7 @@ class PositionSaver:
         else:
             self.go_back(error, [(*key, saved, error.position)])
 
-    def go_back(self, error: PositionsAheadOfTable, changes: Sequence[Change]) -> None:
+    def go_back(self, error: errors.PositionsAheadOfTable, changes: Sequence[Change]) -> None:
         """A position above the sequence was refused: what was taken in since the saved one is fetched again."""
         back, stopping = self._saved.above_sequence(error, changes)
         for key in stopping:
@@ -316,7 +309,7 @@ class BatchSaver:
             batch.handling.saved = False  # or the table will tell, see `reload`
             # To the end: a connection that is left in the middle would be lost to the pool. One whose COMMIT may be
             # under way still goes back by itself.
-            if not isinstance(error, CommitUnknown):
+            if not isinstance(error, errors.CommitUnknown):
                 await asyncio.shield(asyncio.ensure_future(effects.rollback()))
             raise
 

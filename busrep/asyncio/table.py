@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 
 from busrep.core.admission import Life
+from busrep.core.announcements import turns_of
 from busrep.core.catchup import FetchUpdates, Key, nothing_of
 from busrep.errors import BusrepError, PositionsAheadOfTable, PositionTooOld
 from busrep.stores.interface import FactLog, KnownWriter, claims_of, provides, silence_of
@@ -27,6 +29,8 @@ class TableReader:
         self._context, self._core = context, context.core
         self._settings, self._store = context.settings, context.store
         self._ahead: dict[Key, float] = {}  # silences below zero, as they were first seen
+        self._resting: dict[str, float] = {}  # writers that may rest, and their last signs of life in the database
+        self._overdue: dict[str, float] = {}  # those that give it none for long, and since when that is known
 
     # -- pages ------------------------------------------------------------------------------------------------
 
@@ -88,33 +92,49 @@ class TableReader:
         await self.check_sequences()
         await self._check_targets()
         now = asyncio.get_running_loop().time()
-        silent = set(core.silent(now))
-        if not silent and not all_known and not core.admission.registry_doubted:
+        silent, bound = set(core.silent(now)), settings.heartbeat * settings.silent_after_beats
+        if not (all_known or core.admission.registry_doubted or self._misses(silent, now - bound)):
             return
-        bound = settings.heartbeat * settings.silent_after_beats
-        dead: dict[str, int] = {}  # writer -> incarnation
         everything = await self._registry()
         if everything is None:
             return
-        silence = self._silence(everything)
+        silence, registered = self._silence(everything), {known.writer for known in everything if known.registered}
+        rest = turns_of(len(registered)) > 1
+        self._resting = {writer: now - silence[writer] for writer in (registered if rest else ())}
         # Names that are in no table: of a writer of resettable streams that was closed, or of a stray line.
-        for writer in silent.difference(known.writer for known in everything if known.registered):
+        for writer in silent - registered:
             core.last_heard.pop(writer, None)
+        dead: dict[str, int] = {}  # writer -> incarnation
+        overdue, self._overdue = self._overdue, {}
         for known in everything:
             heard = known.writer in core.last_heard and known.writer not in silent
             if known.stream not in core.followed or known.writer == own or (heard and known.registered):
                 continue
+            progress = core.progress.get((known.stream, known.writer))
+            if progress is None or known.position > progress.due:
+                self._resting.pop(known.writer, None)  # it does not rest, and the table alone tells
+            # Also of a stream that one who is heard gave up: nobody else will tell where that ended.
             core.learned(known.stream, known.writer, known.position)
-            if heard:
-                continue  # a stream that it gave up: nobody else will tell where that ended
-            if known.registered and silence[known.writer] > bound:
-                dead[known.writer] = known.incarnation
+            if known.registered and not heard and silence[known.writer] > bound:
+                # If the database's clock went forward all that rest look dead, and have all beaten 1.1 beats later.
+                since = self._overdue[known.writer] = overdue.get(known.writer, now)
+                if not rest or now - since >= 1.5 * settings.heartbeat:
+                    dead[known.writer] = known.incarnation
         context.pump()
         if dead and provides(self._store, FactLog):
             # By itself: one that cannot be finished yet must not keep the others from being followed.
             context.spawn(partial(self._finish_all, self._store, dead), "finish", once=True)
         elif dead:
             log.info("%s are silent: a process with the database has to finish them", ", ".join(sorted(dead)))
+
+    def _misses(self, silent: set[str], long_ago: float) -> bool:
+        """Whether the registry is to be read for one of these that are not heard, or one that it showed silent. Not for
+        one that rests: every fifth beat tells of it, so it may be a beat later. Where nobody is heard nobody rests."""
+        late = long_ago - self._settings.heartbeat
+        resting = len(silent) < len(self._core.last_heard) and not self._overdue
+        return bool(silent or self._overdue) and not (
+            resting and all(self._resting.get(one, -math.inf) >= late for one in silent)
+        )
 
     async def _registry(self) -> list[KnownWriter] | None:
         """The writers of the log that is read. None where the server tells of another one, or that was begun meanwhile:

@@ -15,16 +15,8 @@ import attrs
 import click
 
 import busrep
-from busrep.cli.options import (
-    DURATION,
-    Address,
-    address,
-    json_option,
-    name_option,
-    redis_option,
-    store_option,
-    streams_option,
-)
+from busrep.cli import options as common
+from busrep.cli.options import DURATION, Address, address
 from busrep.cli.output import print_json
 from busrep.cli.servers import declared_streams, run, with_all_streams
 from busrep.errors import ConfigError
@@ -65,10 +57,10 @@ class ServePlan:
 @click.command()
 @click.option("--tcp", callback=address, metavar="[HOST:]PORT", help="Serve lines over TCP here.")
 @click.option("--http", callback=address, metavar="[HOST:]PORT", help="Serve catch-up over HTTP here; needs --store.")
-@name_option(required=False, needed="; needed for --tcp")
-@redis_option(default=None, help="Relay this Redis's channel [default: stand alone].")
-@store_option(required=False)
-@streams_option()
+@common.name_option(required=False, needed="; needed for --tcp")
+@common.redis_option(default=None, help="Relay this Redis's channel [default: stand alone].")
+@common.store_option(required=False)
+@common.streams_option()
 @click.option("--secret-file", type=click.Path(), help="File whose first line clients must know.")
 @click.option("--tls-cert", type=click.Path(), help="Certificate file; encrypts both.")
 @click.option("--tls-key", type=click.Path(), help="Its key, if in a file of its own.")
@@ -76,7 +68,7 @@ class ServePlan:
 @click.option("--reference-paths", is_flag=True, help="Answer the reference system's own HTTP path too.")
 @click.option("--heartbeat", default="2s", show_default=True, type=DURATION, help="The bus's, as of its processes.")
 @click.option("--for", "seconds", type=DURATION, help="Stop after this time [default: SIGINT or SIGTERM].")
-@json_option()
+@common.json_option()
 def serve(as_json: bool, seconds: float | None, heartbeat: float, secret_file: str | None, **options: Any) -> None:
     """Serve a bus over TCP, and its table over HTTP.
 

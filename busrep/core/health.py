@@ -100,12 +100,21 @@ class LinkWatch:
     settings: Settings
     heard_at: float = 0.0
     echo_at: float = 0.0  # the own announcements were heard last
+    said_at: float = 0.0  # the first of them since
     asked_at: float = 0.0  # REPLICATE was published last
-    _connected_at: float = 0.0
 
     def connected(self, now: float) -> None:
         """The link is up; silence is counted from here."""
-        self.echo_at = self.heard_at = self._connected_at = now
+        self.echo_at = self.heard_at = now
+
+    def said(self, now: float) -> None:
+        """The own positions are being announced."""
+        if self.said_at <= self.echo_at:
+            self.said_at = now
+
+    def hears(self, now: float) -> bool:
+        """Whether something was heard lately, and what was announced came back: else there is no rest."""
+        return now - self.heard_at <= 2 * self.settings.heartbeat and self.said_at <= self.echo_at
 
     def fault(self, now: float, *, announces: bool) -> str | None:
         """Why the link is to be given up, or None: five beats without an echo of what was published.
@@ -115,7 +124,7 @@ class LinkWatch:
         """
         bound = self.settings.heartbeat * self.settings.silent_after_beats
         if announces:
-            unheard = now - self._connected_at > bound and now - self.echo_at > bound
+            unheard = self.said_at > self.echo_at and now - self.said_at > bound
             return "own announcements are not heard back" if unheard else None
         if now - self.heard_at > bound and self.asked_at > self.heard_at:
             return "nothing is heard, not even what is published"

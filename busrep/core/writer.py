@@ -23,8 +23,9 @@ from busrep.errors import ConfigError, UnknownStream
 from busrep.settings import Settings
 from busrep.streams import Stream
 
+from .announcements import OPENING_ITEMS, Announcements
 from .chain import Chain, Draft
-from .outgoing import OPENING_ITEMS, Announcements, OutgoingFrame, OutgoingFrames
+from .outgoing import OutgoingFrame, OutgoingFrames
 
 
 class Writer:
@@ -144,10 +145,10 @@ class Writer:
         self.announcements.stop()
         self._outgoing.restart()
 
-    def tick(self, now: float) -> bool:
-        """Queue the answer to a REPLICATE that waited; True if a beat was due: the announcement, and others' progress,
-        are queued."""
-        if not self.announcements.tick(now):
+    def tick(self, now: float, *, hears: bool = False) -> bool:
+        """Queue the answer to a REPLICATE that waited; True if a beat was due: the announcement, unless it is left out
+        because others are heard (``hears``), and their progress are queued."""
+        if not self.announcements.tick(now, hears=hears):
             return False
         for chain in self._chains.values():
             chain.may_follow = True

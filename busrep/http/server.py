@@ -22,18 +22,9 @@ from busrep.errors import ConfigError, MissingExtra, PositionTooOld, Unavailable
 from busrep.stores.interface import FactSource, provides
 from busrep.streams import Registry, Stream
 
+from . import pages
 from .guard import Guard, Places, Refused, packed, params_of, position_of, response_of
-from .pages import (
-    PART_PATH,
-    REFERENCE_PATH,
-    SNAPSHOTS_PATH,
-    STATE_PATH,
-    UPDATES_PATH,
-    CatchUpState,
-    bounded,
-    write_page,
-    write_state,
-)
+from .pages import CatchUpState, bounded, write_page, write_state
 from .snapshots import SnapshotLimits, Snapshots
 
 try:
@@ -102,13 +93,15 @@ def catch_up_app(
     service = CatchUp(store, Registry(streams), secret, limits or CatchUpLimits(), snapshot_source)
     given = service.snapshots
     routes = [
-        Route(UPDATES_PATH + "{stream:path}", service.updates, methods=["GET"]),
-        Route(STATE_PATH, service.state, methods=["GET"]),
-        Route(PART_PATH + "{number}", given.part if given else _no_snapshots, methods=["GET", "POST"]),
-        Route(SNAPSHOTS_PATH + "{stream:path}", given.agree if given else _no_snapshots, methods=["GET", "POST"]),
+        Route(pages.UPDATES_PATH + "{stream:path}", service.updates, methods=["GET"]),
+        Route(pages.STATE_PATH, service.state, methods=["GET"]),
+        Route(pages.PART_PATH + "{number}", given.part if given else _no_snapshots, methods=["GET", "POST"]),
+        Route(pages.SNAPSHOTS_PATH + "{stream:path}", given.agree if given else _no_snapshots, methods=["GET", "POST"]),
     ]
     if reference_paths:
-        routes.append(Route(REFERENCE_PATH + "{stream:path}/{txn_id}", service.reference_updates, methods=["GET"]))
+        routes.append(
+            Route(pages.REFERENCE_PATH + "{stream:path}/{txn_id}", service.reference_updates, methods=["GET"])
+        )
     app = Starlette(
         routes=routes, middleware=[Middleware(service.guard.around)], exception_handlers={HTTPException: _not_found}
     )

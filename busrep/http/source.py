@@ -16,18 +16,11 @@ from urllib.parse import quote
 
 import attrs
 
+from busrep import errors
 from busrep.core.catchup import FetchUpdates, UpdatesPage
 from busrep.core.fields import INT64_MAX
 from busrep.core.snapshots import Agreement
-from busrep.errors import (
-    ConfigError,
-    MissingExtra,
-    NoSnapshots,
-    PositionTooOld,
-    SnapshotBusy,
-    SnapshotGone,
-    Unavailable,
-)
+from busrep.errors import ConfigError, MissingExtra, PositionTooOld, Unavailable
 from busrep.settings import Settings
 from busrep.stores.interface import KnownWriter, Newest
 from busrep.streams import Registry, Stream
@@ -217,11 +210,11 @@ class HttpSource:
     def _explain_snapshots(self, stream: str, refusal: Refusal) -> None:
         match refusal.said.get("code"):
             case "snapshot_gone":
-                raise SnapshotGone(stream, f"{self.where} says {refusal.words}")
+                raise errors.SnapshotGone(stream, f"{self.where} says {refusal.words}")
             case "no_snapshots":
-                raise NoSnapshots(self.where)
+                raise errors.NoSnapshots(self.where)
             case "snapshot_busy" if type(limit := refusal.said.get("limit")) is int:
-                raise SnapshotBusy(self.where, limit)
+                raise errors.SnapshotBusy(self.where, limit)
 
     def _check_too_old(self, refusal: Refusal, asked: FetchUpdates) -> None:
         """What was asked for is deleted, says the server: raise that, unless it cannot be."""

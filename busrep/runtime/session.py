@@ -280,6 +280,7 @@ class WriterSession:
 
     def beat_begins(self) -> Beat:
         """What the next beat stores, noted before the claim is read (9.27)."""
+        self.core.announcements.stored = False
         whole = not self._hears or self.others.registry_doubted or self._beats_left <= 0
         positions = {name: self.generators[name].position for name in self._durable}
         noted = {name: self.generators[name].follows_to for name in self._durable}
@@ -295,8 +296,11 @@ class WriterSession:
         self._stored.update(beat.positions)
         self.others.beat_stored(beat.noted, registry, beat.unexplained)
         self.core.announcements.quiet_beats += 1
+        self.core.announcements.stored = True
         if registry.read:
-            self.core.announcements.writers = len({writer for _, writer in registry.claims})
+            writers = {writer for _, writer in registry.claims}
+            self.core.announcements.writers = len(writers)
+            self.core.announcements.rank = sum(writer < self.name for writer in writers)
         if registry.clock is not None:
             number = crc32(self.name.encode(errors="surrogatepass"))
             self.core.announcements.join(number, self.clock(), registry.clock)

@@ -77,11 +77,7 @@ def _older(age: float | None, silent_for: float, most: float) -> float | None:
 
 
 def behind_of(
-    archive: Archive,
-    log: LogState,
-    ask: Callable[[Sequence[Span]], Ages],
-    writers: Sequence[TableWriter],
-    most: float,
+    archive: Archive, log: LogState, ask: Callable[[Sequence[Span]], Ages], writers: Sequence[TableWriter], most: float
 ) -> list[Finding]:
     """As `behind`; ``ask`` reads the ages. Of an archive without manifests, and of another log, nothing is known."""
     if archive.epoch != log.epoch:

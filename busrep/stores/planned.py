@@ -11,21 +11,9 @@ from typing import Any, Concatenate, ParamSpec
 from busrep.core.snapshots import Agreement
 from busrep.errors import BusrepError, CommitUnknown, Unavailable
 from busrep.settings import Settings
-from busrep.stores import appending, claims, facts, fencing, readers, schema, snapshots
+from busrep.stores import appending, claims, facts, fencing, interface, readers, schema, snapshots
 from busrep.stores.dialect import ROLLED_BACK, Dialect, backing_of
-from busrep.stores.interface import (
-    Appended,
-    AsyncStore,
-    AsyncTransaction,
-    Claim,
-    FactLog,
-    FactRows,
-    FactSource,
-    Group,
-    ReaderPositions,
-    SavedAt,
-    StoreAdmin,
-)
+from busrep.stores.interface import AsyncTransaction, Claim, FactLog, FactSource, Group, ReaderPositions, StoreAdmin
 from busrep.stores.plans import Control, Plan, Row, Sql, T, Unanswered, only
 from busrep.stores.sharing import Appends, Facts, Outcome, Outcomes, Reservations
 from busrep.streams import Registry
@@ -80,7 +68,7 @@ def writes_for_caller(method: Operation[P, T], plan: Callable[..., Plan[T]]) -> 
     return run
 
 
-class PlannedStore(AsyncStore):
+class PlannedStore(interface.AsyncStore):
     """An `AsyncStore` whose operations are plans. See interface.py for what each method promises."""
 
     on_loop = True
@@ -110,7 +98,7 @@ class PlannedStore(AsyncStore):
     @abc.abstractmethod
     def transaction(self, claim: Claim, connection: Any = None) -> PlannedTransaction: ...
 
-    def effects(self, at: SavedAt) -> AsyncTransaction:
+    def effects(self, at: interface.SavedAt) -> AsyncTransaction:
         effects = self.transaction(claims.NO_CLAIM)
         effects.at = at
         return effects
@@ -150,7 +138,7 @@ class PlannedStore(AsyncStore):
     def check_append(self) -> None:
         return
 
-    async def append(self, claim: Claim, appended: Appended) -> None:
+    async def append(self, claim: Claim, appended: interface.Appended) -> None:
         if self.on_loop:
             await self.appends.append(claim, appended)
             return
@@ -162,7 +150,7 @@ class PlannedStore(AsyncStore):
         """How long an append, or the end of a series, waits for a lock, seconds; None: as any write does."""
         return None
 
-    async def write_appended(self, claim: Claim, group: Group, given: Sequence[Appended]) -> None:
+    async def write_appended(self, claim: Claim, group: Group, given: Sequence[interface.Appended]) -> None:
         """Write a group, all or none. Raises as `FactLog.append` does."""
         wait = self.append_wait
         for _ in range(SERIES_TRIES):
@@ -231,7 +219,7 @@ class PlannedTransaction(AsyncTransaction):
     reserves: bool = False
     exclusive: bool = False
     connection: Any = None
-    at: SavedAt | None = None
+    at: interface.SavedAt | None = None
 
     def __init__(self, store: PlannedStore, claim: Claim, connection: Any) -> None:
         self.store, self.claim, self.connection = store, claim, connection
@@ -270,7 +258,7 @@ class PlannedTransaction(AsyncTransaction):
         self._handed_out = True
         return self.connection
 
-    async def insert(self, stream: str, facts_: Sequence[FactRows]) -> None:
+    async def insert(self, stream: str, facts_: Sequence[interface.FactRows]) -> None:
         """See `AsyncTransaction`; sent together with the next statement or COMMIT: one round trip less."""
         self._pending += facts.insert(self.store.dialect, stream, self.claim.writer, facts_)
 

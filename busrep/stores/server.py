@@ -12,31 +12,12 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from busrep.errors import (
-    BusrepError,
-    CommitUnknown,
-    ConfigError,
-    SchemaError,
-    StatementRefused,
-    Unavailable,
-    WriterFenced,
-)
-from busrep.stores import claims, schema
+from busrep import errors
+from busrep.errors import BusrepError, CommitUnknown, ConfigError, StatementRefused, Unavailable
+from busrep.stores import claims, plans, schema
 from busrep.stores.interface import Claim, FactRows, Group
 from busrep.stores.planned import PlannedStore, PlannedTransaction
-from busrep.stores.plans import (
-    Control,
-    Locked,
-    NoSuchTable,
-    Plan,
-    Row,
-    SerializationFailed,
-    Signal,
-    Step,
-    T,
-    Unanswered,
-    only,
-)
+from busrep.stores.plans import Control, Plan, Row, Signal, Step, T, only
 from busrep.stores.postgres.dialect import ANOTHER, PostgresDialect
 from busrep.stores.transaction import ENDED_INSIDE
 
@@ -52,11 +33,11 @@ def by_state(error: Exception, state: str | None, *, operational: bool) -> Excep
     the connection after it.
     """
     if state == "55P03":
-        return Locked(error)
+        return plans.Locked(error)
     if state == "40001":
-        return SerializationFailed(error)
+        return plans.SerializationFailed(error)
     if state in ("42P01", "42703"):
-        return NoSuchTable(error)
+        return plans.NoSuchTable(error)
     if state == "42501":  # missing, or revoked: like a revoked ACL of Redis, it may be granted while we try
         return Unavailable(
             "PostgreSQL", f"{str(error).strip()}; 'Rights in PostgreSQL' in docs/guides/deploy.md lists what is needed"
@@ -69,9 +50,9 @@ def by_state(error: Exception, state: str | None, *, operational: bool) -> Excep
 
 def final(error: Signal) -> Exception:
     """What a signal that no plan wanted is to the caller."""
-    if isinstance(error, NoSuchTable) and "busrep_" in str(error.cause):
-        return SchemaError(None, schema.VERSION)
-    if isinstance(error, NoSuchTable):
+    if isinstance(error, plans.NoSuchTable) and "busrep_" in str(error.cause):
+        return errors.SchemaError(None, schema.VERSION)
+    if isinstance(error, plans.NoSuchTable):
         return StatementRefused("PostgreSQL", error.cause)
     # A lock; or a conflict: with another transaction, or of a question to a replica with what that replays.
     return Unavailable("PostgreSQL", error.cause)
@@ -115,7 +96,7 @@ class ServerStore(PlannedStore):
         except (Unavailable, StatementRefused) as error:
             if connection.closed:
                 self.renew()
-                raise Unanswered(self.where, error.reason) from error
+                raise plans.Unanswered(self.where, error.reason) from error
             raise self.located(error) from error
 
     def located(self, error: Exception) -> Exception:
@@ -220,7 +201,7 @@ class ServerTransaction(PlannedTransaction):
         """Hold the claim until the transaction's end. Returns what `hold` does."""
         try:
             return await self._run(self.hold(*begin, ids=ids), self._lock_wait)
-        except WriterFenced:
+        except errors.WriterFenced:
             if self._callers:
                 await self.store.check_claim(self.claim)
                 raise ConfigError(

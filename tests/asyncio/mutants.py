@@ -119,9 +119,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="whoever-is-not-heard-is-finished",
         rule="9.5",
         harm="A writer cut off from Redis alone loses its name and all its facts fail, though it is healthy.",
-        edits=(
-            Edit("TableReader.look", "if known.registered and silence[known.writer] > bound:", "if known.registered:"),
-        ),
+        edits=(Edit("TableReader.look", "not heard and silence[known.writer] > bound:", "not heard:"),),
         checks=(BUS + "a_writer_cut_off_from_redis_alone_is_followed_not_fenced",),
     ),
     Mutant(
@@ -144,8 +142,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "TableReader.look",
-                "            core.learned(known.stream, known.writer, known.position)\n            if heard:\n",
-                "            if heard:\n",
+                "            core.learned(known.stream, known.writer, known.position)\n            if known",
+                "            if known",
             ),
         ),
         checks=(
@@ -1570,6 +1568,110 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(LINK_LIFE + "an_idle_reader_finds_out_that_its_subscription_is_gone",),
+    ),
+    Mutant(
+        name="a-writer-at-rest-misses-its-own-echo",
+        rule="9.21",
+        harm="In a large deployment each writer with nothing to tell gives its link up every ten seconds.",
+        edits=(
+            Edit(
+                "BusLife._keep_beating",
+                "                if not writing.core.announcements.rests:\n",
+                "                if True:\n",
+            ),
+        ),
+        checks=(LINK_LIFE + "9_27_writers_at_rest_say_little_and_keep_their_links",),
+    ),
+    Mutant(
+        name="a-writer-at-rest-needs-no-link",
+        rule="9.21",
+        harm="A writer whose subscription is gone hears nothing, for as long as it has nothing to tell.",
+        edits=(Edit("LinkWatch.hears", "now - self.heard_at <= 2 * self.settings.heartbeat", "True"),),
+        checks=(LINK_LIFE + "9_21_a_writer_at_rest_finds_out_that_its_subscription_is_gone",),
+    ),
+    Mutant(
+        name="the-latest-announcement-has-time-to-come-back",
+        rule="9.21",
+        harm="Each beat begins the wait anew: a writer does not find out that nobody hears it.",
+        edits=(Edit("LinkWatch.said", "if self.said_at <= self.echo_at:", "if True:"),),
+        checks=(LINK_LIFE + "9_21_a_writer_at_rest_finds_out_that_its_subscription_is_gone",),
+    ),
+    Mutant(
+        name="who-rests-is-asked-after-at-each-beat",
+        rule="9.27",
+        harm="Each reader of a large deployment reads the whole registry every two seconds.",
+        edits=(
+            Edit(
+                "TableReader._misses",
+                "self._resting.get(one, -math.inf) >= late for one in silent",
+                "one is None for one in silent",
+            ),
+        ),
+        checks=(LINK_LIFE + "9_27_who_rests_is_followed_by_the_table_and_costs_no_more_questions",),
+    ),
+    Mutant(
+        name="who-rests-is-alive-for-good",
+        rule="9.27",
+        harm="A writer that dies at rest holds linear positions up for up to twenty-four seconds, and not nineteen.",
+        edits=(
+            Edit(
+                "TableReader._misses",
+                "self._resting.get(one, -math.inf) >= late for one in silent",
+                "one in self._resting for one in silent",
+            ),
+        ),
+        checks=tuple(LINK_LIFE + f"9_27_who_dies_at_rest_is_finished_within_ten_beats[{after}]" for after in range(5)),
+    ),
+    Mutant(
+        name="few-writers-rest-for-their-readers",
+        rule="9.5",
+        harm="While Redis is away the rows of a small deployment come every ten seconds, and not at each beat.",
+        edits=(
+            Edit("TableReader._misses", "len(silent) < len(self._core.last_heard)", "True"),
+            Edit("TableReader.look", "(registered if rest else ())", "registered"),
+            Edit("TableReader.look", "                self._resting.pop(known.writer, None)", "                pass"),
+        ),
+        checks=(LINK_LIFE + "9_5_who_writes_without_redis_is_followed_by_the_table_at_each_beat[all of few]",),
+    ),
+    Mutant(
+        name="who-writes-without-redis-rests-for-its-readers",
+        rule="9.5",
+        harm="Of a writer that alone has no Redis the rows come every ten seconds, and not at each beat.",
+        edits=(
+            Edit("TableReader.look", "                self._resting.pop(known.writer, None)", "                pass"),
+        ),
+        checks=(LINK_LIFE + "9_5_who_writes_without_redis_is_followed_by_the_table_at_each_beat[one of many]",),
+    ),
+    Mutant(
+        name="a-clock-that-goes-forward-finishes-who-rests",
+        rule="9.5",
+        harm="All writers at rest are finished at once, and win their names back: caches are dropped, rows told again.",
+        edits=(Edit("TableReader.look", "if not rest or now - since >= 1.5 * settings.heartbeat:", "if True:"),),
+        checks=(LINK_LIFE + "9_5_a_database_s_clock_that_goes_forward_finishes_nobody_who_rests",),
+    ),
+    Mutant(
+        name="the-registry-read-again-at-once-tells-twice",
+        rule="9.5",
+        harm="The same, when a writer joins just then: the registry is read again for it.",
+        edits=(Edit("TableReader.look", "now - since >= 1.5 * settings.heartbeat", "now > since"),),
+        checks=(LINK_LIFE + "9_5_a_database_s_clock_that_goes_forward_finishes_nobody_who_rests",),
+    ),
+    Mutant(
+        name="who-was-never-heard-is-looked-at-with-all-others",
+        rule="9.5",
+        harm="Where all processes of a large deployment were replaced the last rows of the former ones come 12 s late.",
+        edits=(
+            Edit("TableReader._misses", " and not self._overdue", ""),
+            Edit("TableReader._misses", "bool(silent or self._overdue)", "bool(silent)"),
+        ),
+        checks=(LINK_LIFE + "9_5_a_dead_writer_that_was_never_heard_is_finished_as_soon_as_one_that_was",),
+    ),
+    Mutant(
+        name="who-was-not-heard-back-rests",
+        rule="9.21",
+        harm="One lost message costs a writer of a large deployment its link, and all others answer its REPLICATE.",
+        edits=(Edit("LinkWatch.hears", " and self.said_at <= self.echo_at", ""),),
+        checks=(LINK_LIFE + "9_21_who_was_not_heard_back_once_announces_again_and_keeps_its_link",),
     ),
     Mutant(
         name="what-is-not-published-counts-as-not-heard",

@@ -157,7 +157,7 @@ async def write(bus: Bus, *numbers: int, stream: Stream[Order] = orders) -> int:
     return last
 
 
-async def _crash(bus: Bus) -> None:
+async def crash(bus: Bus) -> None:
     """As kill -9 does, of a bus in this process: nothing more is published, saved or released."""
     bus.background.closed = bus.tasks.closed = True
     for task in [*bus.background, *bus.tasks]:
@@ -1188,7 +1188,7 @@ def test_a_silent_writer_is_finished_from_the_table(deployment: Deployment) -> N
             writer = deployment.bus(writer="w1")
             await writer.open()
             await reader.wait_for(orders, "w1", await write(writer, 1))
-            await _crash(writer)
+            await crash(writer)
             last = await write(writer, 2)  # committed, never published
             await reader.wait_for(orders, "w1", last)
             assert seen.numbers == [1, 2]
@@ -1267,7 +1267,7 @@ def test_the_last_rows_of_a_stream_that_a_writer_gave_up_are_not_lost(
             first = deployment.bus(writer="w1")
             await first.open()
             await reader.wait_for(payments, "w1", await write(first, 1, stream=payments))
-            await _crash(first)
+            await crash(first)
             last = await write(first, 2, stream=payments)  # committed, never published
             async with deployment.bus(writer="w1", streams=[kept]) as second:
                 # At once: as long as it is heard of, it is not taken for silent.
@@ -1408,7 +1408,7 @@ def test_a_reader_that_writes_too_gets_what_its_dead_predecessor_committed(deplo
         first.subscribe(orders)(seen)
         await until(lambda: "orders" in first.reading.core.followed)
         await write(first, 1)
-        await _crash(first)
+        await crash(first)
         first.reading.reader = ""
         await first.reading.close(0)
         await first.store.close()

@@ -26,7 +26,7 @@ from busrep.links.tcp_server import TcpServer
 from busrep.stores import open_store
 from busrep.streams import Registry
 from busrep.testing.links import FaultyLink
-from tests.asyncio.test_bus import _crash, run, until
+from tests.asyncio.test_bus import crash, run, until
 from tests.shop import Order
 
 pytestmark = pytest.mark.servers
@@ -681,7 +681,7 @@ def test_a_writer_that_dies_counts_until_it_is_finished(world: World) -> None:
             world.value = 1
             with dropping(reader, of_rows):
                 await dead.invalidate("item", (1,))
-                await _crash(dead)
+                await crash(dead)
             proof = reader.caching.caches.feed_of().proof
             await becomes(item, 1)  # it is finished, and its last row fetched
             await until(lambda: reader.caching.caches.feed_of().proof > proof + 1.5)

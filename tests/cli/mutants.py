@@ -105,7 +105,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "cli.serve.serve",
-                '@redis_option(default=None, help="Relay this Redis\'s channel [default: stand alone].")\n',
+                '@common.redis_option(default=None, help="Relay this Redis\'s channel [default: stand alone].")\n',
                 '@click.option("--redis", "redis_url", metavar="URL")\n',
             ),
         ),

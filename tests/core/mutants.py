@@ -6,6 +6,7 @@ from tests.mutant import SIMULATOR, Edit, Mutant
 
 AUDIT_READERS = "pipeline/test_audit_readers.py::test_"
 BEATS = "core/test_beats.py::test_9_27_"
+LINK_LIFE = "links/test_link_life.py::test_"
 BOOTSTRAP_CORE = "core/test_bootstrap_core.py::test_"
 BUS = "asyncio/test_bus.py::test_"
 CAPTURES = "asyncio/test_captures.py::test_"
@@ -310,7 +311,7 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "Announcements.tick",
-                "        if beat or now >= self.next_answer:\n",
+                "        if (beat and not self.rests) or now >= self.next_answer:\n",
                 "        if now >= self.next_answer:\n",
             ),
         ),
@@ -2038,6 +2039,114 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A foreign reader, which has no table to begin from, waits for a beat when it starts.",
         edits=(Edit("Announcements._answers_with_beats", " and self.in_turns", ""),),
         checks=(REPLICATE_RATE + "a_writer_of_single_lines_answers_at_once",),
+    ),
+    Mutant(
+        name="nobody-rests",
+        rule="9.27",
+        harm="A thousand writers with nothing to tell send half a million messages a second to one another.",
+        edits=(Edit("Announcements.tick", "self.rests = hears and self._may_rest(now)", "self.rests = False"),),
+        checks=(
+            BEATS + "of_many_writers_at_rest_four_speak_at_each_beat",
+            LINK_LIFE + "9_27_writers_at_rest_say_little_and_keep_their_links",
+        ),
+    ),
+    Mutant(
+        name="all-that-rest-speak-at-the-same-beat",
+        rule="9.27",
+        harm="Nobody is heard at fifteen beats of sixteen: readers ask all of them, at each beat.",
+        edits=(Edit("Announcements._may_rest", "(turn + self.rank)", "turn"),),
+        checks=(BEATS + "of_many_writers_at_rest_four_speak_at_each_beat",),
+    ),
+    Mutant(
+        name="each-that-rests-counts-its-own-beats",
+        rule="9.27",
+        harm="The turns of writers that began at different times fall together, and at other beats nobody is heard.",
+        edits=(Edit("Announcements._may_rest", "self.beats if self._moment is None else", "self.beats if True else"),),
+        checks=(BEATS + "writers_that_rest_take_turns_by_the_clock_that_all_see",),
+    ),
+    Mutant(
+        name="a-writer-rests-for-ever",
+        rule="9.27",
+        harm="Of a thousand writers each speaks every eight minutes: who has not heard one waits for as long.",
+        edits=(Edit("turns_of", "min(REST, writers // SPEAKERS)", "writers // SPEAKERS"),),
+        checks=(BEATS + "of_many_writers_at_rest_four_speak_at_each_beat",),
+    ),
+    Mutant(
+        name="a-writer-rests-that-the-table-has-not",
+        rule="9.27",
+        harm="While the database is away nobody hears of a writer, and nothing else tells that it is alive.",
+        edits=(Edit("Announcements._may_rest", " or not self.stored", ""),),
+        checks=(BEATS + "a_writer_that_has_something_to_tell_does_not_rest[no table has it]",),
+    ),
+    Mutant(
+        name="a-writer-rests-while-somebody-waits",
+        rule="2",
+        harm="Who comes back waits for half a minute to hear of what a writer wrote meanwhile.",
+        edits=(Edit("Announcements._may_rest", " or self._awake", ""),),
+        checks=(
+            BEATS + "a_writer_that_has_something_to_tell_does_not_rest[somebody asks]",
+            BEATS + "whom_somebody_asks_does_not_rest_for_a_round",
+        ),
+    ),
+    Mutant(
+        name="whom-somebody-asks-rests-again-at-once",
+        rule="9.27",
+        harm="A reader of a channel with few writers asks at each beat, and all answer with all their streams.",
+        edits=(Edit("Announcements.request", "self._awake = turns_of(self.writers)", "self._awake = 1"),),
+        checks=(BEATS + "whom_somebody_asks_does_not_rest_for_a_round",),
+    ),
+    Mutant(
+        name="a-writer-that-was-asked-never-rests-again",
+        rule="9.27",
+        harm="From the first join on each writer speaks at each beat.",
+        edits=(Edit("Announcements.tick", "max(0, self._awake - 1)", "self._awake"),),
+        checks=(BEATS + "whom_somebody_asks_does_not_rest_for_a_round",),
+    ),
+    Mutant(
+        name="a-writer-rests-behind-a-fact",
+        rule="9.27",
+        harm="The loss of the last message before a pause shows after half a minute, and not within a beat.",
+        edits=(Edit("Announcements._may_rest", " or not self._answers_with_beats", ""),),
+        checks=(
+            BEATS + "a_writer_that_has_something_to_tell_does_not_rest[in memory]",
+            BEATS + "a_writer_that_has_something_to_tell_does_not_rest[single lines]",
+        ),
+    ),
+    Mutant(
+        name="a-writer-rests-when-others-moved-it",
+        rule="9.27",
+        harm="A linear position that waits for a writer with nothing of its own to tell lags for half a minute.",
+        edits=(
+            Edit(
+                "Announcements._may_rest",
+                "not any(chain.moved for roll in self._rolls for chain in roll.chains)",
+                "True",
+            ),
+        ),
+        checks=(BEATS + "a_writer_that_has_something_to_tell_does_not_rest[others moved it]",),
+    ),
+    Mutant(
+        name="who-rests-tells-of-fewer-streams",
+        rule="9.27",
+        harm="The loss of a message and of the announcement behind it shows up to sixteen times as late.",
+        edits=(
+            Edit("Announcements.tick", "self._settings.quiet_streams * self._unsaid", "self._settings.quiet_streams"),
+        ),
+        checks=(BEATS + "who_rests_tells_of_as_many_streams_as_if_it_did_not",),
+    ),
+    Mutant(
+        name="a-writer-rests-that-hears-nobody",
+        rule="9.21",
+        harm="One whose others have no Redis gives its link up every five beats: it says too little to hear itself.",
+        edits=(
+            Edit(
+                "Announcements.tick", "self.rests = hears and self._may_rest(now)", "self.rests = self._may_rest(now)"
+            ),
+        ),
+        checks=(
+            BEATS + "a_writer_that_has_something_to_tell_does_not_rest[it hears nobody]",
+            LINK_LIFE + "9_21_a_writer_that_hears_nobody_speaks_itself_and_keeps_its_link",
+        ),
     ),
     Mutant(
         name="a-relay-remembers-names-of-any-length",

@@ -71,6 +71,107 @@ def test_9_27_writers_of_a_large_deployment_beat_in_groups() -> None:
     assert sorted(beats[:3]) == pytest.approx([1005 + 1 / 3, 1006, 1006 + 2 / 3])
 
 
+class Resting(Beating):
+    """One of so many writers, the first of them in the registry, that has published nothing for some beats."""
+
+    def __init__(self, *streams: Stream[Any], writers: int = 20, rank: int = 0, **settings: Any) -> None:
+        super().__init__(*streams or FIVE[:1], quiet_streams=1, **settings)
+        self.writer.announcements.writers, self.writer.announcements.rank = writers, rank
+        self.writer.announcements.quiet_beats = 10
+
+    def says(self, *, stored: bool = True, hears: bool = True) -> bool:
+        """Whether it announces anything at the next beat."""
+        self.writer.announcements.stored = stored
+        self.at += 2.0
+        assert self.writer.tick(self.at, hears=hears)
+        return bool(self.publish())
+
+
+def test_9_27_of_many_writers_at_rest_four_speak_at_each_beat() -> None:
+    """So everybody hears something, and each writer at least at every sixteenth beat."""
+    for writers, apart in ((7, 1), (8, 2), (20, 5), (64, 16), (1000, 16)):
+        resting = [Resting(writers=writers, rank=rank) for rank in range(writers)]
+        for _ in range(3):
+            spoke = [[one.says() for _ in range(apart)] for one in resting]
+            assert [sum(said) for said in spoke] == [1] * writers, (writers, apart)
+            for speakers in map(sum, zip(*spoke, strict=True)):
+                assert writers // apart <= speakers <= -(-writers // apart)
+
+
+def test_9_27_who_rests_tells_of_as_many_streams_as_if_it_did_not() -> None:
+    one = Resting(*FIVE, writers=8)
+    while not one.says():
+        pass
+    said = []
+    for _ in range(6):
+        one.writer.announcements.stored = True
+        one.at += 2.0
+        one.writer.tick(one.at, hears=True)
+        said += one.announced()
+    assert [len(streams) for streams in said] == [2, 2, 2]
+    assert {stream for streams in said for stream in streams} == {stream.name for stream in FIVE}
+
+
+def test_9_27_whom_somebody_asks_does_not_rest_for_a_round() -> None:
+    """Else a reader that hears only a few of the writers asks them all at each beat."""
+    one = Resting(writers=20)
+    while not one.says():
+        pass
+    assert [one.says() for _ in range(6)] == [False] * 4 + [True, False]
+    one.writer.replicate_received(one.at + 1.0)
+    assert [one.says() for _ in range(7)] == [True] * 5 + [False] * 2
+
+
+def test_9_27_writers_that_rest_take_turns_by_the_clock_that_all_see() -> None:
+    """Whenever each has begun, and whatever its own clock shows."""
+    spoke = []
+    for rank, began in ((0, 1000.0), (0, 1004.0), (1, 1000.0), (1, 1004.0)):
+        one = Resting(writers=12, rank=rank)
+        one.writer.announcements.join(1, 0.0, began)
+        said = [(one.says(), began + one.at)[::-1] for _ in range(12)]
+        spoke.append({at for at, says in said if says and at > 1010})
+    assert spoke[0]
+    assert spoke[2]
+    for first, later in ((spoke[0], spoke[1]), (spoke[2], spoke[3])):
+        assert {at for at in later if at < 1024} == {at for at in first if at < 1024}
+    assert not spoke[0] & spoke[2]
+
+
+@pytest.mark.parametrize(
+    "why", ["it hears nobody", "no table has it", "a fact", "somebody asks", "somebody asked too soon", "in memory",
+            "others moved it", "single lines"],
+)  # fmt: skip
+def test_9_27_a_writer_that_has_something_to_tell_does_not_rest(why: str) -> None:
+    streams = [Stream[Any]("events", foreign_writers=why == "single lines")]
+    if why == "in memory":
+        streams.append(Stream("typing", resettable=True))
+    one = Resting(*streams, one_line_messages=why == "single lines")
+    if why not in ("in memory", "single lines"):
+        while not one.says():
+            pass
+        assert not one.says()
+    for beat in range(4):  # less than its turn comes
+        if why == "a fact":
+            one.complete(11 + beat, "1")
+            one.publish()
+        elif why == "somebody asks":
+            one.writer.replicate_received(one.at + 1.0)
+            assert one.publish() == []
+        elif why == "somebody asked too soon":
+            one.writer.replicate_received(one.at + 1.9)
+        elif why == "others moved it":
+            one.move(11 + beat)
+            one.publish()
+        assert one.says(hears=why != "it hears nobody", stored=why != "no table has it")
+
+
+def test_9_27_a_beat_that_was_stored_lets_one_rest_and_not_the_next() -> None:
+    one = Resting()
+    while not one.says():
+        pass
+    assert [one.says(stored=stored) for stored in (True, False, True, False)] == [False, True, False, True]
+
+
 def test_9_27_a_stream_that_moved_is_announced_at_the_next_beat() -> None:
     bench = Beating(*FIVE, quiet_streams=1)
     bench.complete(11, "1", stream="s3")

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
+import attrs
 import pytest
 
 from busrep import Stream
 from busrep.asyncio import Bus
 from busrep.core.commands import Name
 from busrep.options import BusOptions
+from busrep.stores.registry import KnownWriter
+from busrep.streams import Registry
 from busrep.sync import connect as sync_connect
 from busrep.testing import MemoryDeployment
-from tests.asyncio.test_bus import Order, Seen, deployment, on_postgres, orders, run, until, write
+from tests.asyncio.test_bus import Order, Seen, crash, deployment, on_postgres, orders, run, until, write
+from tests.shop import opened_async_store
 from tests.test_rules import simulated
 
 __all__ = ["deployment", "on_postgres"]  # fixtures
@@ -123,6 +130,244 @@ def test_a_lost_last_message_of_a_writer_that_closed_is_noticed() -> None:
             assert lost
             assert missed == [("live", "w1", 1, 2)]
             assert [number for _, _, number in seen.facts] == [1]
+
+    simulated(main)
+
+
+@contextlib.asynccontextmanager
+async def resting(count: int = 32) -> AsyncIterator[tuple[MemoryDeployment, list[Bus], Bus]]:
+    """So many writers, each of which leaves seven beats of eight out, and a reader."""
+    async with contextlib.AsyncExitStack() as stack:
+        shop = await stack.enter_async_context(MemoryDeployment(orders))
+        writers = [await stack.enter_async_context(shop.bus(writer=f"w{number}")) for number in range(count)]
+        reader = await stack.enter_async_context(shop.bus())
+        reader.subscribe(orders)(Seen())
+        for bus in writers:  # without a clock that all see their turns might fall together
+            assert bus.writing is not None
+            bus.writing.core.announcements.beats = 0
+        await silence(shop, 20)
+        yield shop, writers, reader
+
+
+def announcements(bus: Bus) -> int:
+    found: int = bus.statistics()["writer"]["announcements"]
+    return found
+
+
+def test_9_27_writers_at_rest_say_little_and_keep_their_links() -> None:
+    async def main() -> None:
+        async with resting() as (shop, writers, reader):
+            before = [announcements(bus) for bus in writers]
+            await silence(shop)
+            for bus, former in zip(writers, before, strict=True):
+                assert BEATS / 10 < announcements(bus) - former < BEATS / 4
+            assert reconnects(reader, *writers) == [0] * 33
+
+    simulated(main)
+
+
+def test_9_21_a_writer_at_rest_finds_out_that_its_subscription_is_gone() -> None:
+    async def main() -> None:
+        async with resting() as (shop, writers, _):
+            for deaf in writers[:6]:
+                deaf.link.on_message = lambda *_: None  # type: ignore[attr-defined]
+                deaf.link.reconnect("for its next connection")
+            await silence(shop, 1 + 2 + shop.settings.silent_after_beats + 3)
+            assert reconnects(*writers) == [2] * 6 + [0] * 26
+
+    simulated(main)
+
+
+def test_9_21_a_writer_at_rest_finds_out_that_nobody_hears_it() -> None:
+    """A failover left its two connections on different servers: it hears the others."""
+
+    async def main() -> None:
+        async with resting() as (shop, writers, _):
+            unheard = writers[0]
+            unheard.own_name.heard_name = lambda *_: False  # type: ignore[method-assign]
+            await silence(shop, 8 + shop.settings.silent_after_beats + 3)
+            assert reconnects(unheard) > [0]
+            assert reconnects(*writers[1:]) == [0] * 31
+
+    simulated(main)
+
+
+def test_9_21_a_writer_that_hears_nobody_speaks_itself_and_keeps_its_link() -> None:
+    """The others give the table their signs of life, and have no Redis."""
+
+    async def main() -> None:
+        with mock.patch("busrep.core.announcements.SPEAKERS", 1):
+            async with MemoryDeployment(orders) as shop, opened_async_store(shop.store, Registry([orders])) as store:
+                claims = [await store.claim(f"w{number}", ["orders"], timeout=1.0) for number in range(12)]
+                async with shop.bus(writer="w12") as alone:
+                    await silence(shop, 20)
+                    before = announcements(alone)
+                    for _ in range(60):
+                        await silence(shop, 1)
+                        for claim in claims:
+                            await store.heartbeat(claim, {"orders": 0})
+                    assert reconnects(alone) == [0]
+                    assert announcements(alone) - before >= 15
+                    assert alone.writing is not None
+                    assert alone.writing.core.announcements.writers == 13
+
+    simulated(main)
+
+
+def test_9_27_who_rests_is_followed_by_the_table_and_costs_no_more_questions() -> None:
+    async def main() -> None:
+        async with resting() as (shop, writers, reader):
+            asked, known = [], reader.reading.store.known
+            reader.reading.store.known = lambda *given: asked.append(given) or known(*given)  # type: ignore
+            await silence(shop)
+            assert len(asked) <= 1.2 * BEATS / shop.settings.silent_after_beats
+            # Its announcements, and what it writes then, are lost on their way: the table tells all the same.
+            take = reader.reading.receive
+            reader.reading.receive = lambda *_: None  # type: ignore[method-assign]
+            last = await write(writers[3], 1)
+            beats = 2 * shop.settings.silent_after_beats + 2
+            await reader.wait_for(orders, "w3", last, timeout=beats * shop.settings.heartbeat)
+            reader.reading.receive = take  # type: ignore[method-assign]
+
+    simulated(main)
+
+
+@pytest.mark.parametrize("lost", ["all of few", "all of many", "one of many"])
+def test_9_5_who_writes_without_redis_is_followed_by_the_table_at_each_beat(lost: str) -> None:
+    async def main() -> None:
+        async with resting(2 if lost == "all of few" else 32) as (shop, writers, reader):
+            take, asked, known = reader.reading.receive, [], reader.reading.store.known
+
+            def receive(frame: Any, now: float) -> None:
+                if lost == "one of many" and Name("w1", writers[1].writing.incarnation) not in frame.items:  # type: ignore
+                    take(frame, now)
+
+            async def counted(epoch: str | None) -> list[KnownWriter]:
+                asked.append(epoch)
+                return await known(epoch)
+
+            reader.reading.receive = receive  # type: ignore[method-assign]
+            for number in range(3 * shop.settings.silent_after_beats):
+                await write(writers[1], number)
+                await silence(shop, 1)
+            reader.reading.store.known = counted  # type: ignore[method-assign]
+            for number in range(20):
+                await write(writers[1], number)
+                await silence(shop, 1)
+            assert len(asked) >= 15
+
+    simulated(main)
+
+
+def test_9_5_a_database_s_clock_that_goes_forward_finishes_nobody_who_rests() -> None:
+    """For a beat after it each looks silent that has not beaten since, however often the registry is read."""
+
+    async def main() -> None:
+        async with resting() as (shop, _, reader):
+            known, clock, heartbeat = (
+                reader.reading.store.known,
+                asyncio.get_running_loop().time,
+                shop.settings.heartbeat,
+            )
+            before, stepped, asked = await known(None), clock(), []
+
+            async def by_that_clock(epoch: str | None) -> list[KnownWriter]:
+                asked.append(clock())
+                ahead = 8 * heartbeat if clock() < stepped + 1.1 * heartbeat else 0.0
+                return [attrs.evolve(one, silent_for=ahead) for one in await known(epoch)]
+
+            reader.reading.store.known = by_that_clock  # type: ignore[method-assign]
+            for _ in range(12):
+                await reader.reading.look_after_silent(all_known=True)
+                await asyncio.sleep(heartbeat / 10)
+            await silence(shop, 10)
+            assert len([at for at in asked if at < stepped + heartbeat]) > 5
+            lives = [sorted((one.writer, one.incarnation) for one in found) for found in (before, await known(None))]
+            assert lives[0] == lives[1]
+
+    simulated(main)
+
+
+def test_9_5_a_dead_writer_that_was_never_heard_is_finished_as_soon_as_one_that_was() -> None:
+    async def main() -> None:
+        async with resting() as (shop, writers, _):
+            await crash(writers[3])
+            async with shop.bus() as reader:
+                known = reader.reading.store.known
+
+                async def dead(epoch: str | None) -> list[KnownWriter]:
+                    silent = 50 * shop.settings.heartbeat
+                    return [attrs.evolve(one, silent_for=silent * (one.writer == "w3")) for one in await known(epoch)]
+
+                reader.reading.store.known = dead  # type: ignore[method-assign]
+                reader.subscribe(orders)(Seen())
+                await silence(shop, 4)
+                assert [one.writer for one in await known(None) if not one.registered] == ["w3"]
+            await writers[3].close()
+
+    simulated(main)
+
+
+def test_9_21_who_was_not_heard_back_once_announces_again_and_keeps_its_link() -> None:
+    async def main() -> None:
+        async with resting() as (shop, writers, _):
+            for bus in writers:
+                heard, lost = bus.own_name.heard_name, []
+
+                def once_lost(name: Name, now: float, heard: Any = heard, lost: list[Any] = lost) -> bool:
+                    lost.append(name)
+                    return bool(len(lost) > 1 and heard(name, now))
+
+                bus.own_name.heard_name = once_lost  # type: ignore[method-assign]
+            await silence(shop, 40)
+            assert reconnects(*writers) == [0] * 32
+
+    simulated(main)
+
+
+def test_9_21_whose_publishing_connection_alone_is_new_keeps_its_link() -> None:
+    """It beats later than it was about to, and has announced nothing when it looks after its link."""
+
+    async def main() -> None:
+        async with resting() as (shop, writers, _):
+            for bus in writers:
+                await silence(shop, 1)
+                assert bus.writing is not None
+                now = asyncio.get_running_loop().time()
+                bus.writing.core.disconnected(now)
+                bus.writing.core.connected(now)
+                bus.publisher.wake()
+            await silence(shop, 20)
+            assert reconnects(*writers) == [0] * 32
+
+    simulated(main)
+
+
+@pytest.mark.parametrize("after", range(5))
+def test_9_27_who_dies_at_rest_is_finished_within_ten_beats(after: int) -> None:
+    """``after``: beats since the table was read."""
+
+    async def main() -> None:
+        async with resting() as (shop, writers, reader):
+            store, clock, died = reader.reading.store, asyncio.get_running_loop().time, float("inf")
+            known, asked = store.known, []
+
+            async def by_the_virtual_clock(epoch: str | None) -> list[KnownWriter]:
+                """The table's clock is the machine's."""
+                asked.append(epoch)
+                found = await known(epoch)
+                return [attrs.evolve(one, silent_for=max(0.0, clock() - died) * (one.writer == "w3")) for one in found]
+
+            store.known = by_the_virtual_clock  # type: ignore[method-assign]
+            await until(lambda: asked)
+            await silence(shop, after)
+            await crash(writers[3])
+            died = clock()
+            # Of the table's look a beat after its silence counts, and of the one that has to confirm it.
+            await silence(shop, shop.settings.silent_after_beats + 6)
+            gone = [one.writer for one in await known(None) if not one.registered]
+            assert gone == ["w3"]
+            await writers[3].close()
 
     simulated(main)
 

@@ -839,6 +839,20 @@ MUTANTS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
+        name="a-beat-that-comes-late-lets-the-next-one-be-left-out",
+        rule="9.27",
+        harm="While the database hangs nobody hears of a writer, and nothing else tells that it is alive.",
+        edits=(Edit("WriterSession.beat_begins", "        self.core.announcements.stored = False\n", ""),),
+        checks=("runtime/test_beat.py::test_9_27_a_beat_counts_as_stored_until_the_next_one_begins",),
+    ),
+    Mutant(
+        name="every-writer-is-the-first-of-the-registry",
+        rule="9.27",
+        harm="All writers at rest speak at the same beat, and at the others nobody is heard.",
+        edits=(Edit("WriterSession.beat_stored", "sum(writer < self.name for writer in writers)", "0"),),
+        checks=("runtime/test_beat.py::test_a_writer_knows_how_many_the_registry_lists_as_it_was_read_last",),
+    ),
+    Mutant(
         name="nobody-counts-the-beats-that-were-stored",
         rule="2",
         harm="One process that starts wakes all others once for each writer.",
@@ -852,8 +866,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "WriterSession.beat_stored",
-                "        if registry.read:\n            self.core.announcements.writers",
-                "        if True:\n            self.core.announcements.writers",
+                "        if registry.read:\n            writers = ",
+                "        if True:\n            writers = ",
             ),
         ),
         checks=("runtime/test_beat.py::test_a_writer_knows_how_many_the_registry_lists_as_it_was_read_last",),

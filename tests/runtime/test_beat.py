@@ -78,12 +78,13 @@ def test_9_27_a_writer_joins_those_whom_the_registry_lists_by_the_server_s_clock
 
 
 def test_a_writer_knows_how_many_the_registry_lists_as_it_was_read_last() -> None:
-    """Of few each answers a REPLICATE at once."""
+    """Of few each answers a REPLICATE at once; of many at rest each has its turn."""
     beating = Beating()
-    assert beating.session.core.announcements.writers == 0
+    announcements = beating.session.core.announcements
+    assert (announcements.writers, announcements.rank) == (0, 0)
     for whole in (True, False, False, True):
         assert beating.beat()[1] is whole
-        assert beating.session.core.announcements.writers == 2
+        assert (announcements.writers, announcements.rank) == (2, 1)  # v is before w
 
 
 def test_a_writer_counts_the_beats_that_were_stored_since_it_published_a_fact() -> None:
@@ -98,6 +99,18 @@ def test_a_writer_counts_the_beats_that_were_stored_since_it_published_a_fact() 
     beating.session.core.fact_completed("b", 6, [b"1"])
     beating.session.generators["b"].complete_many([6])
     assert announcements.quiet_beats == 0
+
+
+def test_9_27_a_beat_counts_as_stored_until_the_next_one_begins() -> None:
+    """One that comes late must not let the writer rest at the next beat, which may not be stored."""
+    beating = Beating()
+    announcements = beating.session.core.announcements
+    for fails in (True, False, True):
+        beating.beat(fails=fails)
+        assert announcements.stored is not fails
+    beating.beat()
+    beating.session.beat_begins()
+    assert announcements.stored is False
 
 
 def test_9_27_what_has_moved_is_stored_until_a_beat_succeeds() -> None:

@@ -10,15 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from busrep.errors import ConfigError, Unavailable
-from busrep.stores.dialect import (
-    MOVES,
-    NO_BOOTSTRAP,
-    NOT_HELD,
-    Backing,
-    columns_of,
-    no_position_above,
-    row_columns,
-)
+from busrep.stores.dialect import MOVES, NO_BOOTSTRAP, NOT_HELD, Backing, columns_of, no_position_above, row_columns
 from busrep.stores.plans import Plan, Sql
 from busrep.stores.postgres.names import NameLocks
 

@@ -51,7 +51,7 @@ def _simulated(scenario: Scenario, trace: Trace | None) -> Outcome:
     loop = SimulatedLoop()
     logger = logging.getLogger("busrep")
     level, propagate = logger.level, logger.propagate
-    with steered(scenario.seed, loop, together=scenario.together):
+    with steered(scenario, loop):
         alarm: logging.Handler | None = None
         try:
             world = loop.run_until_complete(_made(scenario, trace))

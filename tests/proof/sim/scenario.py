@@ -53,7 +53,7 @@ class Event:
 @attrs.frozen
 class Scenario:
     """A run: after ``seconds`` all faults end, and everybody has to come to the same. ``together``: whether the writers
-    beat at one moment (9.27)."""
+    beat at one moment; ``rests``: whether they leave beats out, as many writers do, with no stream in memory (9.27)."""
 
     seed: int
     seconds: float
@@ -61,6 +61,7 @@ class Scenario:
     settings: Args
     events: tuple[Event, ...]
     together: bool = False
+    rests: bool = False
 
     def without(self, events: Iterable[Event], roles: Iterable[Role] = ()) -> Scenario:
         """The same without these."""
@@ -85,6 +86,7 @@ class Scenario:
             value["settings"],
             tuple(Event(**event) for event in value["events"]),
             value.get("together", False),
+            value.get("rests", False),
         )
 
 
@@ -99,6 +101,7 @@ class _Draw:
         self.dice = random.Random(f"scenario {seed}")
         self.seconds = self.dice.choice([3.0, 4.0, 6.0, 9.0])
         self.events: list[Event] = []
+        self._window: tuple[float, float] | None = None  # in which faults come; None: at any time
 
     def scenario(self) -> Scenario:
         dice = self.dice
@@ -123,9 +126,24 @@ class _Draw:
         self._flushes(random.Random(f"flushes {self.seed}"))
         memory = self._clocks(random.Random(f"clocks {self.seed}"))
         self._database_clocks(random.Random(f"database clocks {self.seed}"))
-        events = tuple(sorted(self.events, key=lambda event: event.at))
         together = random.Random(f"together {self.seed}").random() < 0.5
-        return Scenario(self.seed, self.seconds, (*writers, *readers, *memory), self._settings(), events, together)
+        settings, rests = self._settings(), random.Random(f"rests {self.seed}")
+        if resting := rests.random() < 0.5:
+            self._rest(rests)
+            writers = [attrs.evolve(role, options={**role.options, "tables": True}) for role in writers]
+        events = tuple(sorted(self.events, key=lambda event: event.at))
+        return Scenario(self.seed, self.seconds, (*writers, *readers, *memory), settings, events, together, resting)
+
+    def _rest(self, dice: random.Random) -> None:
+        """A time in which nobody writes, so that writers come to rest, and something fails; and no rows in memory of
+        writers of tables. With dice of its own: all else stays what it is."""
+        since, lasting = 0.3 + dice.random() * (self.seconds - 0.3), dice.choice([3.0, 5.0, 8.0])
+        moved = [attrs.evolve(one, at=round(one.at + lasting * (one.at >= since), 4)) for one in self.events]
+        self.events = [one for one in moved if one.kind != "presence" or one.who not in self.writers]
+        self.seconds += lasting
+        self.dice, self._window = dice, (since + 2.5, since + lasting)
+        for _ in range(dice.choice([0, 1, 1, 2, 3])):
+            self._fault()
 
     def _outages(self) -> None:
         """Of what handlers need. With dice of their own: the other draws stay what they were."""
@@ -267,7 +285,8 @@ class _Draw:
         self.events.append(Event(round(at, 4), kind, who, args))
 
     def _at(self) -> float:
-        return 0.3 + self.dice.random() * (self.seconds - 0.3)
+        since, until = self._window or (0.3, self.seconds)
+        return since + self.dice.random() * (until - since)
 
     def _work(self) -> None:
         dice = self.dice

@@ -179,13 +179,14 @@ class Service:
                 name=NAME, streams=(presence,), writer=role.name, settings=world.settings, require_redis=False
             )
             return Bus(self.redis.client(), given)
-        registry = Registry(STREAMS)
+        streams = STREAMS[:-1] if options.get("tables") else STREAMS
+        registry = Registry(streams)
         primary = ServiceStore(registry, world.settings, self.database)
         primary.first, primary.number = world.first_registered, self.number
         store = primary if self.replica is None else SimStore(registry, world.settings, self.replica)
         given = BusOptions(
             name=NAME,
-            streams=STREAMS,
+            streams=streams,
             writer=role.name if role.kind == WRITER else None,
             store=store,
             reader_store=None if store is primary else primary,
@@ -244,10 +245,12 @@ class Service:
             for stream in (orders, payments):
                 bus.subscribe(stream)(handle)
 
-        @bus.subscribe(presence)
         def present(batch: Batch[Item]) -> None:
             for token, row in zip(batch.tokens, batch.rows, strict=True):
                 self.world.presence_seen(self, batch.writer, "row", token, presence.encode(row))
+
+        if not self.role.options.get("tables"):
+            bus.subscribe(presence)(present)
 
         @bus.on_reset()
         def reset(stream: str, writer: str, position: int) -> None:

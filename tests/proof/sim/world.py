@@ -19,9 +19,10 @@ import orjson
 
 from busrep.asyncio.beginning import NOT_REGISTERED
 from busrep.asyncio.bus import Bus
+from busrep.core import announcements
+from busrep.core.announcements import Announcements
 from busrep.core.commands import Position, Server
 from busrep.core.framing import Rows, parse_frame
-from busrep.core.outgoing import Announcements
 from busrep.errors import BusrepError, Closed, CommitsLost, HandlerFailed, PositionTooOld, Unavailable
 from busrep.settings import Settings
 from busrep.streams import Registry, Stream
@@ -462,9 +463,9 @@ class World:
                 continue
             if writer.bus is None or writer.bus.writing is None:
                 continue
-            sent = writer.bus.writing.core.positions()[presence.name]
+            sent = writer.bus.writing.core.positions().get(presence.name)
             at = core.delivered(presence.name, writer.role.name)
-            if writer not in self.seconds and at != sent:
+            if writer not in self.seconds and sent not in (None, at) and not service.role.options.get("tables"):
                 found.append(f"{service.name} is at {at} of {sent} of presence {writer.role.name}")
         return found
 
@@ -626,9 +627,10 @@ class World:
 
 
 @contextlib.contextmanager
-def steered(seed: int, loop: asyncio.AbstractEventLoop, *, together: bool) -> Iterator[None]:
-    """What the library asks of the machine comes from the seed and the virtual clock meanwhile. ``together``: whether
-    writers beat at one moment."""
+def steered(scenario: Scenario, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """What the library asks of the machine comes from the seed and the virtual clock meanwhile; and its few writers do
+    what only many do, where the scenario has it so."""
+    seed = scenario.seed
     state = random.getstate()
     random.seed(seed)
     dice, jitter = random.Random(f"{seed} tokens"), random.Random(f"{seed} nanoseconds")
@@ -645,7 +647,8 @@ def steered(seed: int, loop: asyncio.AbstractEventLoop, *, together: bool) -> It
             mock.patch("busrep.runtime.own_name.time", clock),
             mock.patch("busrep.stores.fencing.time", clock),
             mock.patch("busrep.stores.schema.secrets", tokens),
-            contextlib.nullcontext() if together else mock.patch.object(Announcements, "join"),
+            contextlib.nullcontext() if scenario.together else mock.patch.object(Announcements, "join"),
+            mock.patch.multiple(announcements, FEW=0, SPEAKERS=1) if scenario.rests else contextlib.nullcontext(),
         ):
             yield
     finally:
