@@ -1587,7 +1587,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.21",
         harm="A writer whose subscription is gone hears nothing, for as long as it has nothing to tell.",
         edits=(Edit("LinkWatch.hears", "now - self.heard_at <= 2 * self.settings.heartbeat", "True"),),
-        checks=(LINK_LIFE + "9_21_a_writer_at_rest_finds_out_that_its_subscription_is_gone",),
+        checks=(LINK_LIFE + "9_21_who_has_heard_nothing_for_two_beats_or_is_not_heard_does_not_rest",),
     ),
     Mutant(
         name="the-latest-announcement-has-time-to-come-back",

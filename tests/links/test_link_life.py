@@ -15,7 +15,9 @@ import pytest
 from busrep import Stream
 from busrep.asyncio import Bus
 from busrep.core.commands import Name
+from busrep.core.health import LinkWatch
 from busrep.options import BusOptions
+from busrep.settings import Settings
 from busrep.stores.registry import KnownWriter
 from busrep.streams import Registry
 from busrep.sync import connect as sync_connect
@@ -169,13 +171,25 @@ def test_9_27_writers_at_rest_say_little_and_keep_their_links() -> None:
 def test_9_21_a_writer_at_rest_finds_out_that_its_subscription_is_gone() -> None:
     async def main() -> None:
         async with resting() as (shop, writers, _):
-            for deaf in writers[:6]:
+            for deaf in writers:  # whenever its turn comes
                 deaf.link.on_message = lambda *_: None  # type: ignore[attr-defined]
                 deaf.link.reconnect("for its next connection")
             await silence(shop, 1 + 2 + shop.settings.silent_after_beats + 3)
-            assert reconnects(*writers) == [2] * 6 + [0] * 26
+            assert reconnects(*writers) == [2] * 32
 
     simulated(main)
+
+
+def test_9_21_who_has_heard_nothing_for_two_beats_or_is_not_heard_does_not_rest() -> None:
+    watch = LinkWatch(Settings(heartbeat=2.0))
+    watch.connected(10.0)
+    assert watch.hears(14.0)
+    assert not watch.hears(14.1)
+    watch.heard_at = 14.1
+    watch.said(14.2)
+    assert not watch.hears(14.3)
+    watch.echo_at = 14.4
+    assert watch.hears(16.1)
 
 
 def test_9_21_a_writer_at_rest_finds_out_that_nobody_hears_it() -> None:
