@@ -131,10 +131,9 @@ class TableReader:
         """Whether the registry is to be read for one of these that are not heard, or one that it showed silent. Not for
         one that rests: every fifth beat tells of it, so it may be a beat later. Where nobody is heard nobody rests."""
         late = long_ago - self._settings.heartbeat
-        resting = len(silent) < len(self._core.last_heard) and not self._overdue
-        return bool(silent or self._overdue) and not (
-            resting and all(self._resting.get(one, -math.inf) >= late for one in silent)
-        )
+        some_heard = len(silent) < len(self._core.last_heard)
+        rest = some_heard and all(self._resting.get(one, -math.inf) >= late for one in silent)
+        return bool(self._overdue) or (bool(silent) and not rest)
 
     async def _registry(self) -> list[KnownWriter] | None:
         """The writers of the log that is read. None where the server tells of another one, or that was begun meanwhile:

@@ -1661,8 +1661,9 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.5",
         harm="Where all processes of a large deployment were replaced the last rows of the former ones come 12 s late.",
         edits=(
-            Edit("TableReader._misses", " and not self._overdue", ""),
-            Edit("TableReader._misses", "bool(silent or self._overdue)", "bool(silent)"),
+            Edit(
+                "TableReader._misses", "bool(self._overdue) or (bool(silent) and not rest)", "bool(silent) and not rest"
+            ),
         ),
         checks=(LINK_LIFE + "9_5_a_dead_writer_that_was_never_heard_is_finished_as_soon_as_one_that_was",),
     ),

@@ -165,7 +165,7 @@ def test_9_27_a_writer_that_has_something_to_tell_does_not_rest(why: str) -> Non
         assert one.says(hears=why != "it hears nobody", stored=why != "no table has it")
 
 
-def test_9_27_a_beat_that_was_stored_lets_one_rest_and_not_the_next() -> None:
+def test_9_27_a_beat_is_left_out_only_if_it_was_stored() -> None:
     one = Resting()
     while not one.says():
         pass

@@ -378,7 +378,7 @@ def test_9_27_who_dies_at_rest_is_finished_within_ten_beats(after: int) -> None:
             await crash(writers[3])
             died = clock()
             # Of the table's look a beat after its silence counts, and of the one that has to confirm it.
-            await silence(shop, shop.settings.silent_after_beats + 6)
+            await silence(shop, shop.settings.silent_after_beats + 5)
             gone = [one.writer for one in await known(None) if not one.registered]
             assert gone == ["w3"]
             await writers[3].close()

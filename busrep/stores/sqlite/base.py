@@ -92,8 +92,8 @@ class FileStore(PlannedStore):
             check_fields(backing, backing.definition.fields or ())
         self._connections: list[sqlite3.Connection] = []
         self._files: dict[str, tuple[int, int] | None] = {}
-        # Of the folder of the log, when all files were there.
-        self._folder, self._names = "", files.names_in("")
+        self._folder = ""  # of the log
+        self._names: tuple[int, int, int] | None = None  # `names_in` it, when all files were there
 
     @abc.abstractmethod
     async def in_thread(self, role: int, work: Callable[[], T]) -> T:
@@ -135,8 +135,8 @@ class FileStore(PlannedStore):
 
     def check_file(self) -> None:
         """Raise Unavailable when a file is another than the one that was opened: no other process sees that one."""
-        # A log that is asked for its state has a time of its own at each write (Linux 6.13, multigrain timestamps): a
-        # commit took a third longer.
+        # Not the log itself at each write: Linux since 6.13 would give it new times each time (multigrain timestamps),
+        # which made a commit a third longer.
         names = files.names_in(self._folder)
         looked_at = [self.path] if names is not None and names == self._names else self._files
         for path in looked_at if self._connections else ():
