@@ -120,7 +120,7 @@ class LinkWatch:
         """Why the link is to be given up, or None: five beats without an echo of what was published.
 
         The echo of its own announcements is what a writer (``announces``) goes by. A process without a writer goes by
-        any message; when there is none for a beat it publishes REPLICATE, which comes back.
+        any message; when there is none for two beats it publishes REPLICATE, which comes back.
         """
         bound = self.settings.heartbeat * self.settings.silent_after_beats
         if announces:
@@ -131,5 +131,6 @@ class LinkWatch:
         return None
 
     def asks(self, now: float, *, announces: bool) -> bool:
-        """Whether REPLICATE is to be published, to hear something."""
-        return not announces and now - self.heard_at > self.settings.heartbeat
+        """Whether REPLICATE is to be published, to hear something. Not in the two beats between two turns of writers
+        at rest, for it would wake all of them."""
+        return not announces and now - self.heard_at > 2 * self.settings.heartbeat

@@ -1570,6 +1570,13 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(LINK_LIFE + "an_idle_reader_finds_out_that_its_subscription_is_gone",),
     ),
     Mutant(
+        name="a-reader-asks-between-two-turns",
+        rule="9.21",
+        harm="In one deployment of some, by the writers' names, a reader asks again and again, and none of them rests.",
+        edits=(Edit("LinkWatch.asks", "2 * self.settings.heartbeat", "self.settings.heartbeat"),),
+        checks=(LINK_LIFE + "9_21_a_reader_asks_into_a_silence_that_is_longer_than_that_between_two_turns_to_speak",),
+    ),
+    Mutant(
         name="a-writer-at-rest-misses-its-own-echo",
         rule="9.21",
         harm="In a large deployment each writer with nothing to tell gives its link up every ten seconds.",

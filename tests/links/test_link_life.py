@@ -192,6 +192,15 @@ def test_9_21_who_has_heard_nothing_for_two_beats_or_is_not_heard_does_not_rest(
     assert watch.hears(16.1)
 
 
+def test_9_21_a_reader_asks_into_a_silence_that_is_longer_than_that_between_two_turns_to_speak() -> None:
+    """Of the writers at rest the one may speak as its beat begins, and the next as the one behind it ends."""
+    watch = LinkWatch(Settings(heartbeat=2.0))
+    watch.connected(10.0)
+    assert not watch.asks(14.0, announces=False)
+    assert watch.asks(14.1, announces=False)
+    assert not watch.asks(14.1, announces=True)
+
+
 def test_9_21_a_writer_at_rest_finds_out_that_nobody_hears_it() -> None:
     """A failover left its two connections on different servers: it hears the others."""
 
