@@ -6,22 +6,26 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import importlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import hypothesis
+import psycopg
 import pytest
 
 from busrep.testing.servers import PostgresServer, RedisServer
+from tests import ROOT
 from tests.scratch import memory_folder
 
 pytest_plugins = ["busrep.testing.fixtures"]
@@ -48,11 +52,29 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and not config.option.basetemp and (folder := memory_folder()):
         os.environ["TMPDIR"] = str(folder)  # for the workers, and for what the tests start
         tempfile.tempdir = None
+        if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+            # None in the source tree. But each process that a test starts would compile all of busrep again.
+            os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "compiled")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_report_header() -> str:
     return f"temporary files: {tempfile.gettempdir()}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """The workers collect the same files in the same order, so in a new tree each would compile all of them. Here each
+    begins with a part of its own, and finds the others' compiled."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    given = [ROOT / argument.partition("::")[0] for argument in session.config.args]
+    files = sorted({path for one in given for path in (one.rglob("test_*.py") if one.is_dir() else [one])})
+    first = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for path in files[first:] + files[:first]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # the collection comes upon it again, and says so
+            importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
 @pytest.hookimpl(trylast=True)
@@ -201,10 +223,47 @@ def bus_name(busrep_name: str) -> str:
     return busrep_name
 
 
+class Superuser:
+    """Runs statements on the session's server, over one connection as long as that lives: to open another costs the
+    server as much as to drop a database."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._kept: psycopg.Connection | None = None
+
+    def run(self, sql: str) -> None:
+        self._server.start()  # again, if a test before this one stopped it
+        if self._kept is not None:
+            with contextlib.suppress(psycopg.OperationalError):
+                self._kept.execute(sql.encode())
+                return
+        self.close()
+        self._kept = psycopg.connect(self._server.url, autocommit=True)
+        self._kept.execute(sql.encode())
+
+    def make_database(self, name: str) -> None:
+        version = 0 if self._kept is None else self._kept.info.server_version  # 0: unknown yet
+        # The default since 15 takes the blocks through the log: that costs more than a copy's checkpoints do here.
+        self.run(f"CREATE DATABASE {name}" + " STRATEGY file_copy" * (version >= 150_000))
+
+    def close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+
+
+@pytest.fixture(scope="session")
+def superuser(postgres_server: PostgresServer) -> Iterator[Superuser]:
+    with contextlib.closing(Superuser(postgres_server)) as found:
+        yield found
+
+
 @pytest.fixture
-def postgres_url(busrep_postgres: str) -> str:
-    """A fresh, empty database."""
-    return busrep_postgres
+def postgres_url(postgres_server: PostgresServer, superuser: Superuser) -> Iterator[str]:
+    """A fresh, empty database. As `busrep_postgres`; but there are hundreds of them."""
+    database = f"test_{secrets.token_hex(6)}"
+    superuser.make_database(database)
+    yield postgres_server.database_url(database)
+    superuser.run(f"DROP DATABASE {database} WITH (FORCE)")
 
 
 @pytest.fixture

@@ -172,7 +172,8 @@ def run(tree: Path, arguments: Sequence[str], seconds: float) -> Ended:
     began = time.monotonic()
     # Without the plugins of other packages pytest starts in half the time. Compiled files are of this tree alone.
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
+        environment.pop(name, None)
     with subprocess.Popen(
         [sys.executable, *arguments],
         cwd=tree,

@@ -34,6 +34,11 @@ typing = Stream("typing", resettable=True)
 STREAMS = [orders, payments, typing]
 
 
+def make_tables(url: str) -> None:
+    """Make a store of the shop's streams, for others to open: a fixture that opened it would cost a connection more."""
+    open_blocking_store(url, Registry(STREAMS)).init()
+
+
 @contextlib.asynccontextmanager
 async def opened_async_store(url: str, streams: Registry | None = None, **options: Any) -> AsyncIterator[AsyncStore]:
     """As `opened_store`, on an event loop."""

@@ -40,7 +40,7 @@ from busrep.errors import (
 from busrep.stores.blocking import BlockingStore
 from busrep.stores.planned import PlannedStore
 from busrep.testing.links import FaultyLink
-from tests.shop import QUICK, STREAMS, Order, opened_store, orders, payments, typing
+from tests.shop import QUICK, STREAMS, Order, make_tables, opened_store, orders, payments, typing
 
 
 class AsyncioBus:
@@ -237,14 +237,14 @@ class BusConformance:
     @pytest.fixture
     def deployment(self, redis_url: str, bus_name: str, sqlite_url: str) -> Deployment:
         found = Deployment(redis_url, bus_name, sqlite_url, self.make)
-        with found.table():
-            return found
+        make_tables(found.store)
+        return found
 
     @pytest.fixture
     def on_postgres(self, redis_url: str, bus_name: str, postgres_url: str) -> Deployment:
         found = Deployment(redis_url, bus_name, postgres_url, self.make)
-        with found.table():
-            return found
+        make_tables(found.store)
+        return found
 
     # --- writing and reading
 

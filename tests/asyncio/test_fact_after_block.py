@@ -19,7 +19,7 @@ from busrep.integrations.sqlalchemy import write as write_session
 from tests.asyncio.test_bus import Deployment, deployment, on_postgres, run
 from tests.integrations.test_django import shop
 from tests.integrations.test_sqlalchemy import driver_url
-from tests.shop import Order, orders, payments, typing
+from tests.shop import Order, make_tables, orders, payments, typing
 from tests.sync.test_writing import Deployment as Threads
 
 __all__ = ["deployment", "on_postgres", "shop"]
@@ -33,8 +33,8 @@ LATE = Order(9, "late")
 @pytest.fixture
 def threads(request: pytest.FixtureRequest, redis_url: str, bus_name: str, database: str) -> Threads:
     found = Threads(redis_url, bus_name, request.getfixturevalue(database))
-    with found.table():
-        return found
+    make_tables(found.store)
+    return found
 
 
 def refused(fact: Any) -> None:

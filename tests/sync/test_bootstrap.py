@@ -15,7 +15,7 @@ import pytest
 from busrep.errors import ConfigError, HandlerFailed
 from busrep.sync import Bus, SnapshotPart, connect
 from tests.asyncio.bus_conformance import QUICK, Deployment, orders, until
-from tests.shop import Order
+from tests.shop import Order, make_tables
 
 pytestmark = pytest.mark.servers
 
@@ -29,8 +29,8 @@ def small(redis: str, **options: Any) -> Bus:
 @pytest.fixture
 def deployment(redis_url: str, bus_name: str, sqlite_url: str) -> Deployment:
     found = Deployment(redis_url, bus_name, sqlite_url, small)
-    with found.table():
-        return found
+    make_tables(found.store)
+    return found
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from busrep.errors import Closed, ConfigError, HandlerFailed, Unavailable
 from busrep.sync import Bus, connect
 from busrep.testing.links import FaultyLink
 from tests.asyncio.bus_conformance import QUICK, AsyncioBus, BusConformance, Deployment, Seen, orders, until, write
+from tests.shop import make_tables
 from tests.sync.test_writing import Wire
 
 pytestmark = pytest.mark.servers
@@ -37,8 +38,8 @@ class TestAsyncio(BusConformance):
 @pytest.fixture
 def deployment(redis_url: str, bus_name: str, sqlite_url: str) -> Deployment:
     found = Deployment(redis_url, bus_name, sqlite_url, connect)
-    with found.table():
-        return found
+    make_tables(found.store)
+    return found
 
 
 def test_handlers_are_called_in_one_thread_one_at_a_time(deployment: Deployment) -> None:

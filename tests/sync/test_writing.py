@@ -51,7 +51,7 @@ from busrep.sync.writing import SharedWriter
 from busrep.testing.links import FaultyLink
 from busrep.testing.servers import start_redis
 from tests.asyncio.bus_conformance import until
-from tests.shop import QUICK, STREAMS, Order, opened_store, orders, payments, typing
+from tests.shop import QUICK, STREAMS, Order, make_tables, opened_store, orders, payments, typing
 from tests.transactions import TRANSACTIONS, Method, patch_methods, surrounded
 
 pytestmark = pytest.mark.servers
@@ -85,15 +85,15 @@ class Deployment:
 @pytest.fixture
 def deployment(redis_url: str, bus_name: str, postgres_url: str) -> Deployment:
     found = Deployment(redis_url, bus_name, postgres_url)
-    with found.table():
-        return found
+    make_tables(found.store)
+    return found
 
 
 @pytest.fixture
 def on_sqlite(redis_url: str, bus_name: str, sqlite_url: str) -> Deployment:
     found = Deployment(redis_url, bus_name, sqlite_url)
-    with found.table():
-        return found
+    make_tables(found.store)
+    return found
 
 
 class Wire:
