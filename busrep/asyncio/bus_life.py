@@ -188,7 +188,7 @@ class BusLife:
             if (writing := self.writing) is not None and (beating is None or beating.done()):
                 beating = self.tasks.spawn(partial(self._beat, writing), "beat")
                 # What it finds out is announced at once. But a database that hangs must not keep the announcement
-                # back, nor a driver that takes its time to let go of a question (psycopg: up to ten seconds).
+                # back, nor a driver that takes its time to let go of a question (psycopg: a second).
                 await asyncio.wait({beating}, timeout=heartbeat / 4)
             self.reading.beat(all_known=beats % self.settings.silent_after_beats == 1)
             if (writing := self.writing) is not None:

@@ -298,7 +298,7 @@ class Handlers:
             if self._context.closed or key in self._cancelled:
                 core.put_back(*key)
                 return False
-            self._context.oldest.handing_out(key)
+            self._context.oldest.at.pop(key, None)  # from now on it does not begin later
             try:
                 batch.handling = BatchHandling(raw)
                 await self._call_handlers(raw.stream, batch)

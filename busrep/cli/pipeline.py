@@ -192,7 +192,9 @@ class Job:
         """Do it, and report. Raises BusrepError, and Exit for a report that is not ok."""
         from busrep.spark.interrupts import Interrupts
 
-        check_report_file(self.report_file)
+        file = self.report_file
+        if file is not None and not os.access(file if _is_special(file) else file.resolve().parent, os.W_OK):
+            raise ConfigError(f"--report {file}: its folder is not there, or cannot be written to")
         started = time.monotonic()
 
         def report(**found: Any) -> dict[str, Any]:
@@ -275,12 +277,6 @@ def stage_bars(job: str, *, quiet: bool) -> Iterator[Callable[[str, int, int | N
 
     with progress_bars(shown, TimeElapsedColumn(), TimeRemainingColumn(), quiet=quiet) as bars:
         yield progress
-
-
-def check_report_file(file: Path | None) -> None:
-    """Raises ConfigError for one that cannot be written."""
-    if file is not None and not os.access(file if _is_special(file) else file.resolve().parent, os.W_OK):
-        raise ConfigError(f"--report {file}: its folder is not there, or cannot be written to")
 
 
 def write_report(file: Path | None, found: Mapping[str, Any]) -> None:

@@ -155,10 +155,6 @@ class OldestRows:
         self.at[key] = (error.floor, last)
         return True
 
-    def handing_out(self, key: Key) -> None:
-        """Rows of a (stream, writer) are handed out: from now on it does not begin later."""
-        self.at.pop(key, None)
-
 
 @attrs.define(eq=False)
 class OwnFacts:

@@ -131,6 +131,6 @@ class LinkWatch:
         return None
 
     def asks(self, now: float, *, announces: bool) -> bool:
-        """Whether REPLICATE is to be published, to hear something. Not in the two beats between two turns of writers
-        at rest, for it would wake all of them."""
+        """Whether REPLICATE is to be published, to hear something. Writers at rest may leave almost two beats
+        between two turns: asking in that gap would wake all of them."""
         return not announces and now - self.heard_at > 2 * self.settings.heartbeat

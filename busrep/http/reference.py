@@ -113,7 +113,9 @@ class ReferenceSource:
         path = f"{REFERENCE_PATH}{segment(question.stream)}/{secrets.token_hex(8)}"
         params = {"instance_name": question.writer, "from_token": question.after, "upto_token": question.upto}
         page = await one.ask(path, params, partial(read_reference_page, asked=question, epoch=self._epoch))
-        if _may_be_cut(page):
+        # It may be the beginning of its only fact: asked again it would be the same, and behind it nothing of the fact
+        # comes. With more rows than a page has it was completed.
+        if page.limited and 0 < len(page.tokens) <= PAGE_ROWS and page.tokens[0] == page.upto:
             log.warning(
                 "(%s, %s): %d rows of %d fill a page of %s: if the fact has more, the others may have been missed",
                 page.stream, page.writer, len(page.tokens), page.upto, one.where,
@@ -131,9 +133,3 @@ class ReferenceSource:
 
     async def leave(self, agreement: Agreement) -> None:
         """See `SnapshotSource`: there is none."""
-
-
-def _may_be_cut(page: UpdatesPage) -> bool:
-    """Whether a page may be the beginning of its only fact: asked again it would be the same, and behind it nothing of
-    the fact comes. With more rows than a page has it was completed."""
-    return page.limited and 0 < len(page.tokens) <= PAGE_ROWS and page.tokens[0] == page.upto

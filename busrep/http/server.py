@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 from attrs.validators import ge, gt
 
-from busrep.core.catchup import FetchUpdates, UpdatesPage
+from busrep.core.catchup import FetchUpdates
 from busrep.core.fields import refuse_name
 from busrep.core.snapshots import SnapshotSource
 from busrep.errors import ConfigError, MissingExtra, PositionTooOld, Unavailable
@@ -224,15 +224,12 @@ class CatchUp:
         limit = position_of(params, "limit") if "limit" in params else self.limits.page_rows
         return FetchUpdates(stream, writer, after, upto, max(1, min(limit, self.limits.page_rows)))
 
-    async def _fetch(self, question: FetchUpdates) -> UpdatesPage:
+    async def _page(self, request: Request, question: FetchUpdates, *, reference: bool = False) -> Response:
         try:
-            return await self._store.fetch(question)
+            page = bounded(await self._store.fetch(question), self.limits.page_bytes)
         except PositionTooOld as error:
             fields = {name: getattr(error, name) for name in ("stream", "writer", "position", "floor", "epoch")}
             raise Refused(410, "position_too_old", "these rows have been deleted", **fields) from None
-
-    async def _page(self, request: Request, question: FetchUpdates, *, reference: bool = False) -> Response:
-        page = bounded(await self._fetch(question), self.limits.page_bytes)
         response = await self._answer(request, write_page(page, reference=reference))
         self.rows += len(page.tokens)
         return response

@@ -67,8 +67,7 @@ async def stop(tasks: Iterable[asyncio.Task[Any]], timeout: float) -> None:
 async def within(timeout: float, work: Coroutine[Any, Any, None]) -> None:
     """Run ``work`` for at most so many seconds, for a process that ends. Raises TimeoutError, and what ``work`` raises.
 
-    Unlike asyncio.timeout it cancels until the work has ended: psycopg, cancelled once, waits ten seconds for a server
-    that does not answer; cancelled again, it lets go.
+    Unlike asyncio.timeout it cancels until the work has ended: a driver may wait for a server that does not answer.
     """
     task = asyncio.ensure_future(work)
     try:

@@ -46,7 +46,11 @@ def append(
     answers = yield claim_stands(dialect, claim), at
     if not answers[0]:
         raise WriterFenced(claim.writer, claim.incarnation)
-    yield from _check_not_behind(dialect, known)
+    for stream, at_least in known.items():
+        if not (sequence := (yield dialect.sequence(stream))[0]):
+            raise no_sequence(dialect, stream, [dialect.backing(stream)])
+        if (given := sequence[0][0]) < at_least:
+            raise SequenceWentBack(stream, given + 1, at_least)
     return int(answers[1][0][0])
 
 
@@ -84,15 +88,6 @@ def _deal(unnumbered: Sequence[Unnumbered], ids: Sequence[int]) -> None:
     """Give each its IDs of those that the sequence gave for all."""
     for one in unnumbered:
         one.ids, ids = ids[: len(one)], ids[len(one) :]
-
-
-def _check_not_behind(dialect: Dialect, known: Mapping[str, int]) -> Plan[None]:
-    """Raise SequenceWentBack when not all of these streams' sequences are where they were known to be."""
-    for stream, at_least in known.items():
-        if not (sequence := (yield dialect.sequence(stream))[0]):
-            raise no_sequence(dialect, stream, [dialect.backing(stream)])
-        if (given := sequence[0][0]) < at_least:
-            raise SequenceWentBack(stream, given + 1, at_least)
 
 
 def _by_stream(

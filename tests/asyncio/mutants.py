@@ -744,7 +744,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="begins-later-with-rows-in-hand",
         rule="9",
         harm="A reader that has been handed the oldest rows steps over those pruned behind them without a word.",
-        edits=(Edit("OldestRows.handing_out", "        self.at.pop(key, None)\n", "        pass\n"),),
+        edits=(Edit("Handlers._call_until_handled", "self._context.oldest.at.pop(key, None)", "pass"),),
         checks=(RULES + "9_rows_pruned_behind_those_in_hand_are_reported",),
     ),
     Mutant(

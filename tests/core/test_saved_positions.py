@@ -148,5 +148,5 @@ def test_a_reader_that_was_to_begin_at_the_oldest_row_begins_at_a_later_one_of_t
     assert not oldest.begins_later(PositionTooOld("s", "w", 2, 5), 3)  # it has begun
     assert oldest.begins_later(PositionTooOld("s", "w", 2, 5), 2)
     assert oldest.at["s", "w"] == (5, 9)
-    oldest.handing_out(("s", "w"))
+    del oldest.at["s", "w"]  # they are handed out
     assert not oldest.begins_later(PositionTooOld("s", "w", 5, 6), 5)

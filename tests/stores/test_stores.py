@@ -39,6 +39,7 @@ from busrep.settings import Settings
 from busrep.stores import CommitUnknown, memory, open_store
 from busrep.stores.interface import Appended, Unnumbered
 from busrep.stores.postgres.dialect import PostgresDialect, sequence_name
+from busrep.stores.postgres.store import StoreConnection
 from busrep.stores.schema import VERSION
 from busrep.stores.sqlite import files
 from busrep.stores.sqlite.files import file_at, names_in
@@ -1425,20 +1426,84 @@ class TestPostgres(SqlConformance, BootstrapConformance):
             finally:
                 await store.close()
 
+    @pytest.mark.parametrize("how", ["at its deadline", "cancelled"])
+    @sync
+    async def test_who_gives_up_is_not_held_up_by_a_server_that_says_nothing(self, url: str, how: str) -> None:
+        """psycopg waits for ten seconds then: until the server has heard of it, and has said so."""
+        async with FaultyLink(url) as proxy:
+            store = open_store(proxy.url, generic(), settings=Settings(fetch_timeout=0.5))
+
+            async def answered() -> None:
+                async with asyncio.timeout(PATIENCE):
+                    while True:
+                        with suppress(Unavailable):  # half a second is not long on a busy machine
+                            await store.epoch()
+                            return
+
+            await store.init()
+            await store.open()
+            try:
+                await answered()
+                proxy.black_hole("from_server")
+                begun = time.monotonic()
+                asking = asyncio.create_task(store.epoch())
+                if how == "cancelled":
+                    await asyncio.wait([asking], timeout=SHORT)
+                    asking.cancel()
+                await asyncio.wait([asking])
+                assert time.monotonic() - begun < 5.0
+                assert asking.cancelled() == (how == "cancelled")
+                if not asking.cancelled():
+                    assert isinstance(asking.exception(), Unavailable)
+                proxy.abandon("server")
+                proxy.heal()
+                await answered()
+            finally:
+                await store.close()
+
+    @pytest.mark.parametrize("failed", [False, True])
+    @sync
+    async def test_a_connection_does_not_outlive_a_cancel_that_is_on_its_way(self, url: str, failed: bool) -> None:
+        """The statement ended by itself: the cancel would meet the next one. One that failed may have been sent."""
+        released = asyncio.Event()
+
+        async def late(_: Any, *, timeout: float) -> None:
+            if failed:
+                raise psycopg.errors.ConnectionTimeout
+            await released.wait()
+
+        connection = await StoreConnection.connect(url, autocommit=True)
+        with mock.patch.object(StoreConnection, "cancel_safe", late):
+            asking = asyncio.create_task(connection.execute("SELECT pg_sleep(0.1)"))
+            while connection.info.transaction_status != psycopg.pq.TransactionStatus.ACTIVE:
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait([asking])
+            assert asking.cancelled()
+            assert connection.closed
+            released.set()
+
     @sync
     async def test_a_question_that_is_cancelled_leaves_no_transaction_open(self, url: str) -> None:
         async with self.opened(url) as store:
             claim = await store.claim("w1", ["orders"], timeout=1)
             with psycopg.connect(url) as connection:
-                connection.execute("SELECT * FROM busrep_writers FOR UPDATE")
+                connection.execute("SELECT * FROM busrep_positions FOR UPDATE")
                 beat = asyncio.create_task(store.heartbeat(claim, claim.starts))
-                await asyncio.wait([beat], timeout=SHORT)
-                beat.cancel()
-                await asyncio.wait([beat])
+                sessions = "SELECT pid FROM pg_stat_activity WHERE application_name = 'busrep'"
+                behind = f"{sessions} AND wait_event_type = 'Lock'"
+                async with asyncio.timeout(PATIENCE):
+                    while not self.sql(url, behind):
+                        await asyncio.sleep(0.01)
+                    beat.cancel()
+                    await asyncio.wait([beat])
+                    while self.sql(url, behind):  # until the server was told
+                        await asyncio.sleep(0.01)
             await store.heartbeat(claim, claim.starts)
-            found = self.sql(url, "SELECT state FROM pg_stat_activity WHERE application_name = 'busrep'")
-            assert found
-            assert set(found) == {("idle",)}
+            states = "SELECT state FROM pg_stat_activity WHERE application_name = 'busrep'"
+            async with asyncio.timeout(PATIENCE):
+                while set(self.sql(url, states)) != {("idle",)}:  # a session that was closed may be ending
+                    await asyncio.sleep(0.01)
 
     @sync
     async def test_what_cannot_be_reached_is_told(self, url: str) -> None:

@@ -18,7 +18,7 @@ from busrep.stores import schema
 from busrep.stores.plans import Plan, T
 from busrep.stores.postgres.prepared import Prepared
 from busrep.stores.postgres.steps import on_connection
-from busrep.stores.postgres.store import OPTIONS, POOL_WAIT, QUESTIONS, PostgresStore, alive
+from busrep.stores.postgres.store import CANCEL_TIMEOUT, OPTIONS, POOL_WAIT, QUESTIONS, PostgresStore, alive
 from busrep.streams import Registry
 
 # Not first: steps.py says which extra is missing.
@@ -27,9 +27,6 @@ from psycopg.abc import PQGen  # isort: skip
 from psycopg.pq import TransactionStatus  # isort: skip
 
 V = TypeVar("V")
-
-# How long the server may take to hear that a question is given up, seconds; as long as psycopg takes with asyncio.
-CANCEL_TIMEOUT = 5.0
 
 
 class OwnConnection(psycopg.Connection[Any]):

@@ -28,8 +28,10 @@ from busrep.urls import check_url, shown_url
 
 try:
     import psycopg
+    from psycopg.abc import PQGen
     from psycopg.pq import TransactionStatus
     from psycopg.rows import tuple_row
+    from psycopg.waiting import wait_async
     from psycopg_pool import AsyncConnectionPool, PoolTimeout
 except ImportError as missing:
     raise MissingExtra("postgres", "the PostgreSQL store") from missing
@@ -45,24 +47,49 @@ POLLER: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", select
 QUESTIONS = 4
 # After so many seconds a connection that nobody needed is closed, but for the last one for questions.
 IDLE = 60.0
-# How long to wait for a connection from a pool, seconds.
-POOL_WAIT = 30.0
-# While the server is away psycopg_pool doubles its pauses, up to minutes, and would find it back as late. So the pool
-# gives up after RECONNECT seconds, and a waiting caller asks again every ASK_AGAIN seconds: then it tries at once.
+POOL_WAIT = 30.0  # for a connection from a pool, seconds
+# While the server is away psycopg_pool doubles its pauses, up to minutes. So the pool gives up after RECONNECT seconds,
+# and a waiting caller asks again every ASK_AGAIN seconds: then it tries at once.
 RECONNECT = 2.0
 ASK_AGAIN = 3.0
-# Deadline of a connect, seconds; libpq's own default is for ever.
-CONNECT_TIMEOUT = 10
-# The store's connections. Behind a pooler that hands a server's session from one client to the next (PgBouncer with
-# pool_mode=transaction) a statement that psycopg has prepared is missing, or is another client's. A role or a database
-# may be set to another encoding, which has no characters for some rows, or to none: then text would come as bytes.
+# How long the server may take to hear that a statement is given up; how long that, and its end, hold up. Seconds.
+CANCEL_TIMEOUT, GRACE = 5.0, 0.5
+CONNECT_TIMEOUT = 10  # seconds; libpq's own default is for ever
+# Behind a pooler that hands sessions from client to client (PgBouncer with pool_mode=transaction) what psycopg prepared
+# is missing, or another client's. In the encoding of a database or a role some rows may have no characters.
 OPTIONS: dict[str, Any] = {"autocommit": True, "prepare_threshold": None, "client_encoding": "utf8"}
 # A peer that is gone without a word is noticed within some 20 s: an answer to COMMIT is not waited for for ever.
 KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3, "tcp_user_timeout": 20_000}
 
 
-class QuestionConnection(psycopg.AsyncConnection[Any]):
-    """One of the store's for short questions: no statement of the application's is run on it."""
+class StoreConnection(psycopg.AsyncConnection[Any]):
+    """One of the store's own. Who gives an answer up is not held up by a server that says nothing."""
+
+    async def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
+        try:
+            return await wait_async(gen, self.pgconn.socket, interval, timeout)
+        except asyncio.CancelledError:
+            if self.info.transaction_status == TransactionStatus.ACTIVE:
+                await self._end_statement(gen)
+            raise
+
+    async def _end_statement(self, gen: PQGen[Any]) -> None:
+        """Have the server cancel the statement: it may wait for a lock. The connection lasts if it does so at once, and
+        not if the request is on its way still: that would cancel what is asked next."""
+        self._telling = asyncio.gather(self.cancel_safe(timeout=CANCEL_TIMEOUT), return_exceptions=True)
+        told = False
+        with contextlib.suppress(Exception):  # it did, or says nothing
+            try:
+                await asyncio.wait([self._telling], timeout=GRACE)
+                told = self._telling.done() and not any(self._telling.result())
+                await wait_async(gen, self.pgconn.socket, 0.1, GRACE * told)
+            finally:
+                if not told or self.info.transaction_status == TransactionStatus.ACTIVE:
+                    self.pgconn.finish()
+
+
+class QuestionConnection(StoreConnection):
+    """One for short questions: no statement of the application's is run on it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -132,7 +159,7 @@ class PostgresStore(ServerStore):
         return {self.transactions, self.questions, self.handlers} - {None}
 
     def _pool(
-        self, name: str, most: int, least: int = 0, kind: type[psycopg.AsyncConnection[Any]] = psycopg.AsyncConnection
+        self, name: str, most: int, least: int = 0, kind: type[StoreConnection] = StoreConnection
     ) -> ConnectionPool:
         return AsyncConnectionPool(
             self.url, min_size=least, max_size=most, open=False, name=f"busrep-{name}", reconnect_timeout=RECONNECT,
@@ -152,7 +179,7 @@ class PostgresStore(ServerStore):
     async def connect(self) -> psycopg.AsyncConnection[Any]:
         """A connection of its own, in no pool. Raises Unavailable."""
         try:
-            return await psycopg.AsyncConnection.connect(self.url, **OPTIONS)
+            return await StoreConnection.connect(self.url, **OPTIONS)
         except psycopg.Error as error:
             raise Unavailable(self.where, error) from error
 
