@@ -319,6 +319,7 @@ RULES: dict[str, list[str]] = {
         "test_rules.py::test_hearing_nothing_for_five_beats_forces_a_reconnect",
     ],
     "9.22": [
+        "stores/test_late_commits.py::test_9_22_a_late_commit_waits_for_its_standby",
         "stores/test_durability.py::test_no_fact_is_announced_that_a_crash_takes_back",
         "stores/test_durability.py::test_a_fact_s_transaction_is_durable",
         "stores/test_durability.py::test_a_reload_of_the_configuration_inside_a_fact_leaves_it_durable",

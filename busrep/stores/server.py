@@ -264,16 +264,16 @@ class ServerTransaction(PlannedTransaction):
             raise CommitUnknown(self.marker, silence) from error
 
     async def _commit_checked(self, within: float | None = None) -> None:
-        """Insert and commit. CommitUnknown when code inside the block has ended the transaction: the claim is not held
-        any more, and rows of a fact that somebody else has stepped over must not be written.
-
-        Where it had the connection another one may have begun since. The server looks at that before it inserts.
-        """
+        """Insert and commit. CommitUnknown when code inside the block has ended the transaction, which the server looks
+        at before it inserts, for another one may have begun since: the claim is not held any more, and rows of a fact
+        that somebody else has stepped over must not be written."""
         ended = not self.connection.closed and self._idle()  # that it is closed COMMIT will show
         try:
             if not ended:
-                asked = self._handed_out and self.marker is not None
-                first = [self.store.dialect.still_in(self.marker)] if asked else ()
+                # A COMMIT that is late is not cancelled: that it waits for a lock the server has to say, and in time.
+                first = [*self.store.dialect.lock_timeout(self.store.settings.fetch_timeout / 2)]
+                if self._handed_out and self.marker is not None:
+                    first.append(self.store.dialect.still_in(self.marker))
                 await self._flush(Control.COMMIT, first=first, within=within)
         except StatementRefused as refused:
             ended = ANOTHER in str(refused)
@@ -284,14 +284,11 @@ class ServerTransaction(PlannedTransaction):
             raise CommitUnknown(self.marker, ConfigError(ENDED_INSIDE))
 
     async def _leave_to_caller(self) -> None:
-        """Insert; the transaction's end is the caller's.
-
-        In the caller's hands the lock may be gone: with a savepoint rolled back, or with the whole transaction. What is
-        inserted without it would be rows of a writer whose IDs somebody else may have ended meanwhile. So each INSERT
-        into busrep's table asks whether it is there, and answers with what it wrote: where that is nothing, a question
-        tells why, and takes it again. An application's table may have triggers and rules, which leave nothing to answer
-        with: it is asked before.
-        """
+        """Insert; the transaction's end is the caller's. In the caller's hands the lock may be gone: with a savepoint
+        rolled back, or with the whole transaction. What is inserted without it would be rows of a writer whose IDs
+        somebody else may have ended meanwhile. So each INSERT into busrep's table asks whether it is there, and answers
+        with what it wrote: where that is nothing, a question tells why, and takes it again. An application's table may
+        have triggers and rules, which leave nothing to answer with: it is asked before."""
         pending = self._take_pending()
         held = [] if self._own else [self.store.dialect.while_held(one, self.claim, self.marker) for one in pending]
         for _ in range(2):

@@ -194,7 +194,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "                await asyncio.wait({beating})\n",
             ),
         ),
-        checks=(FAULTS + "a_database_that_hangs_keeps_no_announcement_back",),
+        checks=(LINK_LIFE + "a_driver_that_does_not_let_go_of_a_beat_keeps_no_announcement_back",),
     ),
     Mutant(
         name="linear-position-from-positions-read-after-the-registry",

@@ -35,7 +35,7 @@ async def opened(redis: str, name: str, store: str, writer: str) -> AsyncIterato
 
 
 def test_9_27_a_lost_answer_to_replicate_is_asked_for_again(redis_url: str, bus_name: str, sqlite_url: str) -> None:
-    """Both write: a process that only reads asks whenever nothing was heard for a beat."""
+    """Both write: a process that only reads asks whenever nothing was heard for two beats."""
 
     with opened_store(sqlite_url, Registry(MANY)):
         pass

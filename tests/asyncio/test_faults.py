@@ -486,7 +486,7 @@ def test_who_waits_when_the_bus_closes_is_told_so(on_postgres: Deployment) -> No
 
 
 def test_a_database_that_hangs_keeps_no_announcement_back(on_postgres: Deployment) -> None:
-    """psycopg lets go of a question that is cancelled after ten seconds: a writer silent for so long counts as dead."""
+    """A writer that waited for each answer would count as dead."""
 
     async def main() -> None:
         announced: list[bytes] = []
@@ -496,7 +496,7 @@ def test_a_database_that_hangs_keeps_no_announcement_back(on_postgres: Deploymen
             proxy.black_hole()
             await asyncio.sleep(2 * QUICK.heartbeat)  # a beat is under way, and hangs
             announced.clear()
-            # As many as there are to be in two seconds; half of what one hanging question takes.
+            # As many as there are to be in two seconds.
             await until(lambda: sum(line.startswith(b"POSITION orders w1 ") for line in announced) >= 20, timeout=5)
             proxy.cut()
 

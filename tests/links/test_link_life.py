@@ -395,6 +395,27 @@ def test_9_27_who_dies_at_rest_is_finished_within_ten_beats(after: int) -> None:
     simulated(main)
 
 
+def test_a_driver_that_does_not_let_go_of_a_beat_keeps_no_announcement_back() -> None:
+    async def main() -> None:
+        async with MemoryDeployment(orders) as shop, shop.bus(writer="w1") as bus:
+
+            async def hangs() -> None:
+                try:
+                    await silence(shop)
+                except asyncio.CancelledError:
+                    await silence(shop, 20)
+                    raise
+
+            assert bus.writing is not None
+            with mock.patch.object(bus.writing, "beat", hangs):
+                before = announcements(bus)
+                await silence(shop, 10)
+                assert announcements(bus) - before >= 6
+                await silence(shop, 20)  # it has let go
+
+    simulated(main)
+
+
 def test_an_idle_reader_finds_out_that_its_subscription_is_gone() -> None:
     async def main() -> None:
         async with MemoryDeployment(orders) as shop, shop.bus() as bus:

@@ -35,6 +35,7 @@ SNAPSHOTS_STORE_SQLITE = "stores/test_snapshots_store.py::TestSqlite::test_"
 JOINED = "stores/test_joined.py::test_"
 MIGRATION = "stores/test_migration.py::test_"
 STORES_POSTGRES = "stores/test_stores.py::TestPostgres::test_"
+LATE_COMMITS = "stores/test_late_commits.py::test_"
 STORES_SQLITE = "stores/test_stores.py::TestSqlite::test_"
 STORE_EDGES = "stores/test_store_edges.py::test_"
 STREAMS = "cli/test_streams.py::test_"
@@ -366,8 +367,8 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "PostgresDialect.lock_timeout",
-                'f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}"',
-                '"SET LOCAL lock_timeout = 0"',
+                'f"{LOCKS} = {max(1, int(seconds * 1000))}"',
+                'f"{LOCKS} = 0"',
             ),
         ),
         checks=(STORES_POSTGRES + "9_4_a_claim_that_waits_too_long_names_the_blocker",),
@@ -531,6 +532,47 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="A database that says nothing holds a fact, a beat or a fetch up for ten seconds more than fetch_timeout.",
         edits=(Edit("StoreConnection._end_statement", "timeout=GRACE)", "timeout=2 * CANCEL_TIMEOUT)"),),
         checks=(STORES_POSTGRES + "who_gives_up_is_not_held_up_by_a_server_that_says_nothing",),
+    ),
+    Mutant(
+        name="a-late-commit-is-cancelled",
+        rule="9.22",
+        harm="A fact is seen and announced without the synchronous standby, and a failover takes it back.",
+        edits=(Edit("StoreConnection._end_statement", "if not self.commits:", "if True:"),),
+        checks=(LATE_COMMITS + "9_22_a_late_commit_waits_for_its_standby[asyncio-write]",),
+    ),
+    Mutant(
+        name="a-late-commit-in-threads-is-cancelled",
+        rule="9.22",
+        harm="A fact is seen and announced without the synchronous standby, and a failover takes it back.",
+        edits=(Edit("OwnConnection.wait", "if not self.commits:", "if True:"),),
+        checks=(LATE_COMMITS + "9_22_a_late_commit_waits_for_its_standby[threads-publish]",),
+    ),
+    Mutant(
+        name="a-fact-behind-a-lock-leaves-a-session-that-waits",
+        rule="9.1",
+        harm="Each fact while a table is locked leaves a session, until the server takes no connection any more.",
+        edits=(Edit("ServerTransaction._commit_checked", "(self.store.settings.fetch_timeout / 2)", "(1e6)"),),
+        checks=(LATE_COMMITS + "a_fact_behind_a_locked_table_leaves_no_session_that_waits[asyncio]",),
+    ),
+    Mutant(
+        name="a-fact-that-does-not-bound-its-locks-is-cancelled",
+        rule="9.22",
+        harm="A fact is seen and announced without the synchronous standby, and a failover takes it back.",
+        edits=(
+            Edit(
+                "ServerTransaction._commit_checked",
+                "[*self.store.dialect.lock_timeout(self.store.settings.fetch_timeout / 2)]",
+                "[]",
+            ),
+        ),
+        checks=(LATE_COMMITS + "9_22_a_late_commit_waits_for_its_standby[asyncio-write]",),
+    ),
+    Mutant(
+        name="nothing-that-commits-is-cancelled",
+        rule="9.1",
+        harm="Each beat behind a locked row leaves one more session, until the server takes no connection any more.",
+        edits=(Edit("execute_steps", ' and any(getattr(one, "text", "")[:22] == LOCKS for one in steps)', ""),),
+        checks=(STORES_POSTGRES + "a_question_that_is_cancelled_leaves_no_transaction_open",),
     ),
     Mutant(
         name="a-cancel-that-failed-is-taken-for-one-that-was-told",
@@ -1791,7 +1833,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         harm="Code inside the block commits: a row is written without the claim, under a name that somebody else has.",
         edits=(
             Edit("ServerTransaction._commit_checked", "= not self.connection.closed and self._idle()", "= False"),
-            Edit("ServerTransaction._commit_checked", "asked = self._handed_out and", "asked = False and"),
+            Edit("ServerTransaction._commit_checked", "if self._handed_out and", "if False and"),
             Edit(
                 "SqliteTransaction.commit",
                 "        if not files.in_transaction(self.connection) or (",
@@ -1811,8 +1853,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "ServerTransaction._commit_checked",
-                "asked = self._handed_out and",
-                "asked = False and",
+                "if self._handed_out and",
+                "if False and",
             ),
             Edit("last_steps", "    if again:  # a tr", "    if False:  # a tr"),
         ),
@@ -1829,8 +1871,8 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         edits=(
             Edit(
                 "ServerTransaction._commit_checked",
-                "asked = self._handed_out and",
-                "asked = self._callers and",
+                "if self._handed_out and",
+                "if self._callers and",
             ),
             Edit("base.SqliteTransaction.commit", "again=self._handed_out", "again=self._callers"),
         ),

@@ -54,6 +54,7 @@ def _columns(tokens: Iterable[int], places: Iterable[int], payloads: Iterable[by
 
 # In the error of `PostgresDialect.still_in`.
 ANOTHER = "busrep: this is another transaction:"
+LOCKS = "SET LOCAL lock_timeout"
 # By the second statement a policy that hides rows is an error: they would pass for rows that are not there.
 SNAPSHOT = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SET LOCAL row_security = off")
 
@@ -138,7 +139,7 @@ class PostgresDialect(NameLocks):
 
     def lock_timeout(self, seconds: float) -> Sequence[Sql]:
         """See `Dialect`; 0 would mean no bound."""
-        return [Sql(f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}")]
+        return [Sql(f"{LOCKS} = {max(1, int(seconds * 1000))}")]
 
     def columns(self, table: str) -> Sql:
         return Sql(

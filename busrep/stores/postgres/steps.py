@@ -16,7 +16,7 @@ from typing import Any
 from busrep.core.failures import LIMIT_STATES
 from busrep.errors import MissingExtra
 from busrep.stores.plans import Answers, Control, Plan, Signal, Sql, Step, T, Unanswered, run_async
-from busrep.stores.postgres.dialect import SNAPSHOT
+from busrep.stores.postgres.dialect import LOCKS, SNAPSHOT
 from busrep.stores.postgres.prepared import SHARED_SESSION, Prepared
 from busrep.stores.server import by_state, final
 
@@ -94,13 +94,16 @@ def _cursor(connection: AnyConnection, steps: Sequence[Step]) -> Any:
 
 
 async def execute_steps(connection: AnyConnection, steps: tuple[Step, ...]) -> Answers:
-    """Run steps in one round trip; on a connection that is not asyncio's without waiting for an event loop."""
+    """Run steps in one round trip; on a connection that is not asyncio's without waiting for an event loop. Those that
+    commit, and have the server bound what they wait for locks, are not cancelled when they are late."""
     if not steps:
         return []
     cursor = _cursor(connection, steps)
     found = getattr(connection, "prepared", None)
     prepared = found if isinstance(found, Prepared) else None  # the caller's connection may have something of that name
     answers: Answers = []
+    if hasattr(connection, "commits"):  # one of the store's own
+        connection.commits = Control.COMMIT in steps and any(getattr(one, "text", "")[:22] == LOCKS for one in steps)
     try:
         await settled(cursor.execute(*composed(steps, prepared)))
         for step in steps:
@@ -126,10 +129,8 @@ def _committed(status: str | None) -> None:
 
 
 async def on_connection(connection: AnyConnection, plan: Plan[T], within: float | None = None) -> T:
-    """Run a plan on a connection of either kind, and turn the signals that are left into errors.
-
-    ``within``: seconds for the answer to a step, on a connection of asyncio's, or Unavailable; None for no deadline.
-    """
+    """Run a plan on a connection of either kind; signals that are left become errors. ``within``: seconds for an answer
+    to a step, on a connection of asyncio's, or Unavailable; None for no deadline."""
 
     async def execute(steps: tuple[Step, ...]) -> Answers:
         if not isinstance(connection, psycopg.AsyncConnection):

@@ -65,6 +65,8 @@ KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count"
 class StoreConnection(psycopg.AsyncConnection[Any]):
     """One of the store's own. Who gives an answer up is not held up by a server that says nothing."""
 
+    commits = False  # see `execute_steps`
+
     async def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         try:
             return await wait_async(gen, self.pgconn.socket, interval, timeout)
@@ -75,14 +77,17 @@ class StoreConnection(psycopg.AsyncConnection[Any]):
 
     async def _end_statement(self, gen: PQGen[Any]) -> None:
         """Have the server cancel the statement: it may wait for a lock. The connection lasts if it does so at once, and
-        not if the request is on its way still: that would cancel what is asked next."""
-        self._telling = asyncio.gather(self.cancel_safe(timeout=CANCEL_TIMEOUT), return_exceptions=True)
+        not if the request is on its way still: that would cancel what is asked next. A COMMIT that waits for a
+        synchronous standby is left alone: cancelled, it is seen without, and a failover takes back what was announced.
+        """
         told = False
         with contextlib.suppress(Exception):  # it did, or says nothing
             try:
-                await asyncio.wait([self._telling], timeout=GRACE)
-                told = self._telling.done() and not any(self._telling.result())
-                await wait_async(gen, self.pgconn.socket, 0.1, GRACE * told)
+                if not self.commits:
+                    self._telling = asyncio.gather(self.cancel_safe(timeout=CANCEL_TIMEOUT), return_exceptions=True)
+                    await asyncio.wait([self._telling], timeout=GRACE)
+                    told = self._telling.done() and not any(self._telling.result())
+                    await wait_async(gen, self.pgconn.socket, 0.1, GRACE * told)
             finally:
                 if not told or self.info.transaction_status == TransactionStatus.ACTIVE:
                     self.pgconn.finish()
@@ -239,12 +244,9 @@ class PostgresStore(ServerStore):
                     raise Unavailable(self.where, f"each new connection was closed, for {POOL_WAIT:g} s")
 
     def _give_back(self, pool: ConnectionPool | None, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Give a connection back to its pool.
-
-        In a task that nobody cancels, as a deadline does with who asked: a pool that is cut while it takes a connection
-        back may have promised it to somebody already, who then waits for the pool's own deadline, and the connection is
-        lost to all. Without waiting for it: a turn of the event loop for each question is a tenth of what it costs.
-        """
+        """Give a connection back, in a task that nobody cancels, as a deadline does with who asked: a pool that is cut
+        while it takes one back may have promised it to somebody already, who then waits for the pool's own deadline,
+        and it is lost to all. Without waiting for it: a turn of the event loop is a tenth of what a question costs."""
 
         async def give_back() -> None:
             if connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
@@ -290,10 +292,7 @@ class PostgresStore(ServerStore):
 
 
 class PostgresTransaction(ServerTransaction):
-    """An `AsyncTransaction` on a connection of the store's pool, or the caller's, sync or async.
-
-    A sync connection blocks the event loop while it waits: it is the caller's choice.
-    """
+    """An `AsyncTransaction` on a connection of the store's pool, or the caller's: a sync one blocks the event loop."""
 
     store: PostgresStore
 
