@@ -264,13 +264,13 @@ class ServerTransaction(PlannedTransaction):
             raise CommitUnknown(self.marker, silence) from error
 
     async def _commit_checked(self, within: float | None = None) -> None:
-        """Insert and commit. CommitUnknown when code inside the block has ended the transaction, which the server looks
-        at before it inserts, for another one may have begun since: the claim is not held any more, and rows of a fact
-        that somebody else has stepped over must not be written."""
+        """Insert and commit. CommitUnknown when code inside the block has ended the transaction: the claim is not held
+        any more, and rows of a fact that somebody else has stepped over must not be written. Another transaction may
+        have begun since: the server looks at that before it inserts."""
         ended = not self.connection.closed and self._idle()  # that it is closed COMMIT will show
         try:
             if not ended:
-                # A COMMIT that is late is not cancelled: that it waits for a lock the server has to say, and in time.
+                # A late COMMIT is not cancelled. So the server has to say, and in time, that it waits for a lock.
                 first = [*self.store.dialect.lock_timeout(self.store.settings.fetch_timeout / 2)]
                 if self._handed_out and self.marker is not None:
                     first.append(self.store.dialect.still_in(self.marker))

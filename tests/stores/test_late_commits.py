@@ -7,7 +7,6 @@ take back what was announced.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ import busrep
 import busrep.sync
 from busrep.errors import CommitUnknown, Unavailable
 from busrep.testing.servers import PostgresServer, start_postgres
+from tests.asyncio.bus_conformance import until
 from tests.shop import QUICK, STREAMS, Order, make_tables, orders
 from tests.stores.store_conformance import PATIENCE
 
@@ -42,10 +42,7 @@ class Primary:
 
     def wait(self) -> None:
         self.ask("ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
-        ends = time.monotonic() + PATIENCE
-        while self.ask("SHOW synchronous_standby_names") != [("nobody",)]:
-            assert time.monotonic() < ends
-            time.sleep(0.01)
+        until(lambda: self.ask("SHOW synchronous_standby_names") == [("nobody",)])
 
     def release(self) -> None:
         self.ask("ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
@@ -77,10 +74,7 @@ def test_9_22_a_late_commit_waits_for_its_standby(
         assert primary.waiting() >= 1
         assert primary.facts() == 1  # the second is not seen before the standby has it
         primary.release()
-        ends = time.monotonic() + PATIENCE
-        while primary.facts() != 2:
-            assert time.monotonic() < ends
-            time.sleep(0.01)
+        until(lambda: primary.facts() == 2)
 
     def in_threads() -> None:
         with busrep.sync.connect(redis_url, **options) as bus:
@@ -126,10 +120,7 @@ def test_a_fact_behind_a_locked_table_leaves_no_session_that_waits(
 
     def none_waits(watch: psycopg.Connection[Any]) -> None:
         of_it = "query LIKE '%INSERT INTO busrep_facts%' AND wait_event_type = 'Lock' AND datname = current_database()"
-        ends = time.monotonic() + PATIENCE
-        while watch.execute(f"SELECT pid FROM pg_stat_activity WHERE {of_it}".encode()).fetchall():
-            assert time.monotonic() < ends
-            time.sleep(0.01)
+        until(lambda: not watch.execute(f"SELECT pid FROM pg_stat_activity WHERE {of_it}".encode()).fetchall())
 
     def in_threads(watch: psycopg.Connection[Any]) -> None:
         with busrep.sync.connect(redis_url, **options) as bus, psycopg.connect(postgres_url) as other:

@@ -35,7 +35,7 @@ class OwnConnection(psycopg.Connection[Any]):
 
     within: float | None = None
     prepared: Prepared | None = None
-    commits = False  # see `StoreConnection`
+    left_alone = False  # see `StoreConnection`
 
     def wait(self, gen: PQGen[V], interval: float = 0.1, timeout: float | None = None) -> V:
         within = self.within
@@ -45,7 +45,7 @@ class OwnConnection(psycopg.Connection[Any]):
             if within is None or self.info.transaction_status != TransactionStatus.ACTIVE:
                 raise
             # The server may be well, and wait for a lock: each beat would leave it one more session that does.
-            if not self.commits:
+            if not self.left_alone:
                 with contextlib.suppress(psycopg.Error):
                     self.cancel_safe(timeout=CANCEL_TIMEOUT)
             close(self)

@@ -54,7 +54,7 @@ def _columns(tokens: Iterable[int], places: Iterable[int], payloads: Iterable[by
 
 # In the error of `PostgresDialect.still_in`.
 ANOTHER = "busrep: this is another transaction:"
-LOCKS = "SET LOCAL lock_timeout"
+LOCKS = "SET LOCAL lock_timeout"  # how a statement begins that bounds what comes behind it
 # By the second statement a policy that hides rows is an error: they would pass for rows that are not there.
 SNAPSHOT = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SET LOCAL row_security = off")
 

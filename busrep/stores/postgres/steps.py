@@ -94,16 +94,17 @@ def _cursor(connection: AnyConnection, steps: Sequence[Step]) -> Any:
 
 
 async def execute_steps(connection: AnyConnection, steps: tuple[Step, ...]) -> Answers:
-    """Run steps in one round trip; on a connection that is not asyncio's without waiting for an event loop. Those that
-    commit, and have the server bound what they wait for locks, are not cancelled when they are late."""
+    """Run steps in one round trip; on a connection that is not asyncio's without waiting for an event loop. Steps
+    that commit, and have the server bound their waits for locks, are not cancelled when they are late."""
     if not steps:
         return []
     cursor = _cursor(connection, steps)
     found = getattr(connection, "prepared", None)
     prepared = found if isinstance(found, Prepared) else None  # the caller's connection may have something of that name
     answers: Answers = []
-    if hasattr(connection, "commits"):  # one of the store's own
-        connection.commits = Control.COMMIT in steps and any(getattr(one, "text", "")[:22] == LOCKS for one in steps)
+    if hasattr(connection, "left_alone"):  # one of the store's own
+        bounded = any(isinstance(one, Sql) and one.text.startswith(LOCKS) for one in steps)
+        connection.left_alone = bounded and Control.COMMIT in steps
     try:
         await settled(cursor.execute(*composed(steps, prepared)))
         for step in steps:

@@ -52,7 +52,7 @@ POOL_WAIT = 30.0  # for a connection from a pool, seconds
 # and a waiting caller asks again every ASK_AGAIN seconds: then it tries at once.
 RECONNECT = 2.0
 ASK_AGAIN = 3.0
-# How long the server may take to hear that a statement is given up; how long that, and its end, hold up. Seconds.
+# Seconds for a cancel to reach the server; and for how long who gives a statement up waits for that, and for its end.
 CANCEL_TIMEOUT, GRACE = 5.0, 0.5
 CONNECT_TIMEOUT = 10  # seconds; libpq's own default is for ever
 # Behind a pooler that hands sessions from client to client (PgBouncer with pool_mode=transaction) what psycopg prepared
@@ -65,7 +65,7 @@ KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count"
 class StoreConnection(psycopg.AsyncConnection[Any]):
     """One of the store's own. Who gives an answer up is not held up by a server that says nothing."""
 
-    commits = False  # see `execute_steps`
+    left_alone = False  # what was sent last, when it is late: see `execute_steps`
 
     async def wait(self, gen: PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         try:
@@ -78,12 +78,12 @@ class StoreConnection(psycopg.AsyncConnection[Any]):
     async def _end_statement(self, gen: PQGen[Any]) -> None:
         """Have the server cancel the statement: it may wait for a lock. The connection lasts if it does so at once, and
         not if the request is on its way still: that would cancel what is asked next. A COMMIT that waits for a
-        synchronous standby is left alone: cancelled, it is seen without, and a failover takes back what was announced.
+        synchronous standby is left alone: cancelled, it would be seen without, and a failover could take it back.
         """
         told = False
         with contextlib.suppress(Exception):  # it did, or says nothing
             try:
-                if not self.commits:
+                if not self.left_alone:
                     self._telling = asyncio.gather(self.cancel_safe(timeout=CANCEL_TIMEOUT), return_exceptions=True)
                     await asyncio.wait([self._telling], timeout=GRACE)
                     told = self._telling.done() and not any(self._telling.result())
@@ -244,9 +244,9 @@ class PostgresStore(ServerStore):
                     raise Unavailable(self.where, f"each new connection was closed, for {POOL_WAIT:g} s")
 
     def _give_back(self, pool: ConnectionPool | None, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Give a connection back, in a task that nobody cancels, as a deadline does with who asked: a pool that is cut
-        while it takes one back may have promised it to somebody already, who then waits for the pool's own deadline,
-        and it is lost to all. Without waiting for it: a turn of the event loop is a tenth of what a question costs."""
+        """Give a connection back to its pool, in a task that no deadline cancels: a pool that is cut meanwhile may have
+        promised it to somebody, who then waits for the pool's own deadline, and it is lost to all. Nobody waits for
+        the task: a turn of the event loop is a tenth of what a question costs."""
 
         async def give_back() -> None:
             if connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
