@@ -106,7 +106,7 @@ MUTANTS: tuple[Mutant, ...] = (
         rule="9.1",
         harm="PostgreSQL answers COMMIT of a failed transaction with ROLLBACK: rows are published that do not exist.",
         edits=(Edit("postgres.steps._committed", '    if status != "COMMIT":\n', "    if status is None:\n"),),
-        checks=(STORES_POSTGRES + "9_1_commit_of_a_failed_transaction_is_an_error",),
+        checks=(STORES_POSTGRES + "9_1_a_commit_that_rolls_back_is_an_error",),
     ),
     Mutant(
         name="heartbeat-does-not-look-at-the-claim",

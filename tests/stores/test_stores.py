@@ -38,6 +38,7 @@ from busrep.errors import (
 from busrep.settings import Settings
 from busrep.stores import CommitUnknown, memory, open_store
 from busrep.stores.interface import Appended, Unnumbered
+from busrep.stores.plans import Control, only
 from busrep.stores.postgres.dialect import PostgresDialect, sequence_name
 from busrep.stores.postgres.store import StoreConnection
 from busrep.stores.schema import VERSION
@@ -1209,6 +1210,16 @@ class TestPostgres(SqlConformance, BootstrapConformance):
                 await transaction.commit()
             await transaction.rollback()
             await write(store, claim, 1)
+
+    @sync
+    async def test_9_1_a_commit_that_rolls_back_is_an_error(self, url: str) -> None:
+        """Also where no statement goes before it, which the server would refuse."""
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+            await connection.execute("BEGIN")
+            with pytest.raises(psycopg.errors.DivisionByZero):
+                await connection.execute("SELECT 1 / 0")
+            with pytest.raises(StatementRefused, match="InFailedSqlTransaction"):
+                await postgres_steps.on_connection(connection, only(Control.COMMIT))
 
     # --- the caller's connection
 
