@@ -40,7 +40,7 @@ AT_A_TIME = 100
 CONNECTIONS = "300"  # that the server takes: each of a hundred facts with a statement has one
 STREAMS = 10  # of each of the writers whose pairs fill the registry
 TIMED = 200  # beats, of which the median is told
-PATIENCE = 300.0  # seconds for what a process closes: one connection a minute
+PATIENCE = 300.0  # seconds for what a process closes: one connection in half a minute
 
 Figures = dict[str, dict[str, list[float]]]
 

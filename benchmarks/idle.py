@@ -5,8 +5,8 @@
 Every writer and every reader is a process of its own, with the default settings, on a real Redis and a PostgreSQL (15
 or later) with fsync. Each writer has written one fact to each stream; each reader, which saves its positions, has
 handled them. Then nobody does anything, and after ``--settle`` seconds, in which connections are closed that nobody
-needs (one a minute), the clock runs for ``--seconds``. Printed, per second: processor time of all processes and of both
-servers, in cores; rows that the database updated, WAL that it wrote, transactions; messages on Redis and their
+needs (one in half a minute), the clock runs for ``--seconds``. Printed, per second: processor time of all processes and
+of both servers, in cores; rows that the database updated, WAL that it wrote, transactions; messages on Redis and their
 deliveries. And how many connections PostgreSQL has.
 
 ``--model`` measures 20 and 60 writers of 10 streams, too, and goes on from them to 1,000 writers that are 1,000

@@ -182,7 +182,7 @@ class Settings:
     """Facts on busrep's connections that are open at a time on PostgreSQL; more wait for one to end. On an event loop
     as many handlers with a transaction for their effects come on top, in threads they share these connections. Besides,
     a process has up to ``fetches`` + 4 connections for questions. On an event loop one that nobody needed
-    for a minute is closed, but for the last one for questions. A server allows 100 in all by default."""
+    for half a minute is closed, but for the last one for questions. A server allows 100 in all by default."""
 
     snapshot_connections: int = attrs.field(default=2, validator=ge(1))
     """Parts that one bootstrap loads at a time, each on a connection of its own; they are applied in order. One loads

@@ -46,7 +46,7 @@ POLLER: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", select
 # and one for what is in doubt. Those that are late (`sharing.MOST_LATE`), or many threads, wait for one another.
 QUESTIONS = 4
 # After so many seconds a connection that nobody needed is closed, but for the last one for questions.
-IDLE = 60.0
+IDLE = 30.0
 POOL_WAIT = 30.0  # for a connection from a pool, seconds
 # While the server is away psycopg_pool doubles its pauses, up to minutes. So the pool gives up after RECONNECT seconds,
 # and a waiting caller asks again every ASK_AGAIN seconds: then it tries at once.
