@@ -16,6 +16,7 @@ from .states import State
 
 # Epochs of other deployments that are reported; each is reported once.
 MOST_REFUTED = 16
+BYTES = ("queue_bytes", "queue_bytes_peak", "buffer_bytes", "buffer_bytes_peak")  # of `Intake`, as statistics tell them
 
 
 class FollowedWriters:
@@ -208,10 +209,7 @@ class FollowedWriters:
             needed.setdefault(stream, []).append(writer)
         return {
             **attrs.asdict(intake.counters),
-            "queue_bytes": intake.queue_bytes,
-            "queue_bytes_peak": intake.queue_bytes_peak,
-            "buffer_bytes": intake.buffer_bytes,
-            "buffer_bytes_peak": intake.buffer_bytes_peak,
+            **{name: getattr(intake, name) for name in BYTES},
             "states": states,
             "trouble": {about: repr(error) for about, error in errors.items() if error is not None},
             "needed_catch_up": needed,

@@ -327,10 +327,5 @@ class WriterSession:
 
     def statistics(self) -> dict[str, Any]:
         """Counters, JSON-able."""
-        return {
-            **self.core.statistics(),
-            "facts": self.facts,
-            "rows": self.rows,
-            "in_doubt": len(self.doubts),
-            "incarnation": self.incarnation,
-        }
+        own = {"facts": self.facts, "rows": self.rows, "in_doubt": len(self.doubts), "incarnation": self.incarnation}
+        return {**self.core.statistics(), **own}

@@ -28,6 +28,7 @@ log = logging.getLogger("busrep.stores")
 LIVE = "coalesce(finished, -1) < 0"
 # Of a transaction that is no writer's, but for the effects of a handler.
 NO_CLAIM = Claim("", 0, "", {}, {}, {})
+SEQUENCES = 100  # that one statement looks at
 HELD = f"writer = ? AND incarnation = ? AND {LIVE}"
 
 
@@ -57,14 +58,10 @@ def claim(
             _, rows, _, _ = found[name]
             log.warning("stream %r: its sequence is behind its table at %d; repaired", name, rows)
             yield from in_transaction(_repair(dialect, name, start.repair_sequence_to))
-    held = Claim(
-        writer,
-        incarnation,
-        epoch,
-        {name: start.positions[writer] for name, start in starts.items()},
-        {name: start.positions for name, start in starts.items()},
-        {name: start.highest for name, start in starts.items()},
-    )
+    own = {name: start.positions[writer] for name, start in starts.items()}
+    positions = {name: start.positions for name, start in starts.items()}
+    highest = {name: start.highest for name, start in starts.items()}
+    held = Claim(writer, incarnation, epoch, own, positions, highest)
     # Before the first reservation, so that others see it (G11).
     registry = yield from heartbeat(dialect, held, held.starts)
     return attrs.evolve(held, claims=registry.claims, sequences=registry.sequences)
@@ -231,6 +228,7 @@ def lock_claim(dialect: Dialect, held: Claim, ids: Mapping[str, int] = {}, *, ro
         f"SELECT {dialect.marker}, {dialect.durable}{given}{noted} FROM busrep_writers "
         f"WHERE {HELD} AND {dialect.same_server}{dialect.share if row else ''}",
         (*params, held.writer, held.incarnation),
+        repeated=row,
     )
 
 
@@ -279,6 +277,32 @@ def bounded(positions: Mapping[str, int], sequences: Mapping[str, int]) -> dict[
     return {stream: min(position, sequences.get(stream, position)) for stream, position in positions.items()}
 
 
+def _given(dialect: Dialect, streams: Sequence[str], *, whole: bool) -> Sql:
+    """One row: the highest ID that each stream's sequence gave, or NULL. ``whole``: all of a writer's, as each time."""
+    each = [dialect.given(stream) for stream in streams]
+    params = [param for one in each for param in one.params]
+    return Sql(f"SELECT {', '.join(f'({one.text})' for one in each)}", params, repeated=whole)
+
+
+def _beat(dialect: Dialect, writer: str, positions: Mapping[str, int]) -> Sql:
+    """Stores what moved of these, and with the first one a sign of life. Of one alone, as an idle writer's, by its key:
+    however many others there are."""
+    if len(positions) == 1:
+        ((stream, position),) = positions.items()
+        text = f"UPDATE busrep_positions SET seen_at = {dialect.now}, position = {dialect.largest}(position, ?) "
+        text += "WHERE stream = ? AND writer = ? AND registered"
+        return Sql(text, (position, stream, writer), repeated=True)
+    rows = orjson.dumps([[stream, position, int(at == 0)] for at, (stream, position) in enumerate(positions.items())])
+    columns = dialect.values(("stream", "text"), ("position", "bigint"), ("sign", "bigint"))
+    return Sql(
+        f"UPDATE busrep_positions AS p SET seen_at = {dialect.now}, position = {dialect.largest}(p.position, "
+        f"v.position) FROM {columns} AS v WHERE p.stream = v.stream AND p.writer = ? AND p.registered "
+        "AND (p.position < v.position OR v.sign = 1)",
+        (rows.decode(), writer),
+        repeated=True,
+    )
+
+
 @transaction
 def heartbeat(
     dialect: Dialect, claim: Claim, positions: Mapping[str, int], *, registry: bool = True
@@ -287,28 +311,20 @@ def heartbeat(
 
     Only the rows of positions that moved are written, and the first one: a writer was last heard of in any of its rows.
     """
-    answers = yield (Control.BEGIN, lock_claim(dialect, claim), *(dialect.sequence(stream) for stream in positions))
+    streams, known = [*positions], range(0, len(positions), SEQUENCES)
+    asked = [_given(dialect, streams[at : at + SEQUENCES], whole=registry) for at in known]
+    answers = yield (Control.BEGIN, lock_claim(dialect, claim), *asked)
     if not answers[0]:
         raise WriterFenced(claim.writer, claim.incarnation)
-    given = zip(positions, answers[1:], strict=False)
-    sequences = {stream: int(rows[0][0]) for stream, rows in given if rows}
+    given = zip(streams, (value for rows in answers[1:] for value in rows[0]), strict=False)
+    sequences = {stream: int(value) for stream, value in given if value is not None}
     stored = bounded(positions, sequences)
-    rows = orjson.dumps([[stream, position, int(at == 0)] for at, (stream, position) in enumerate(stored.items())])
-    columns = dialect.values(("stream", "text"), ("position", "bigint"), ("sign", "bigint"))
     others = Sql(
         "SELECT p.stream, p.writer, p.position, coalesce(w.incarnation, 0) FROM busrep_positions p "
         "LEFT JOIN busrep_writers w ON w.writer = p.writer WHERE p.registered"
     )
-    answers = yield (
-        Sql(
-            f"UPDATE busrep_positions AS p SET seen_at = {dialect.now}, position = {dialect.largest}(p.position, "
-            f"v.position) FROM {columns} AS v WHERE p.stream = v.stream AND p.writer = ? AND p.registered "
-            "AND (p.position < v.position OR v.sign = 1)",
-            (rows.decode(), claim.writer),
-        ),
-        *((others, Sql(f"SELECT {dialect.seconds}")) if registry else ()),
-        Control.COMMIT,
-    )
+    whole = (others, Sql(f"SELECT {dialect.seconds}")) if registry else ()
+    answers = yield (_beat(dialect, claim.writer, stored), *whole, Control.COMMIT)
     found = Registered(answers[1] if registry else (), sequences, read=registry)
     if registry and dialect.server is not None:
         found.clock = float(answers[2][0][0])

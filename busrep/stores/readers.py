@@ -232,15 +232,9 @@ def dead_letters(dialect: Dialect, limit: int) -> Plan[list[DeadLetter]]:
     )
     return [
         DeadLetter(
-            reader,
-            stream,
-            writer,
-            orjson.loads(tokens),
-            [p.encode() for p in orjson.loads(payloads)],
-            error,
-            max(0.0, float(age)),
+            name, stream, writer, orjson.loads(ids), [*map(str.encode, orjson.loads(rows))], error, max(0.0, age)
         )
-        for reader, stream, writer, tokens, payloads, error, age in answers[0]
+        for name, stream, writer, ids, rows, error, age in answers[0]
     ]
 
 

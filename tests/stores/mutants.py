@@ -8,6 +8,7 @@ APPENDING = "asyncio/test_appending.py::test_"
 DEFERRED = "runtime/test_deferred.py::test_"
 BUS = "asyncio/test_bus.py::test_"
 CONFIG_ERRORS = "asyncio/test_config_errors.py::test_"
+BEATS = "stores/test_beats.py::test_"
 DRIVER_ERRORS = "stores/test_driver_errors.py::test_"
 DURABILITY = "stores/test_durability.py::test_"
 DURABLE_POSITIONS = "stores/test_durable_positions.py::test_"
@@ -107,6 +108,34 @@ MUTANTS: tuple[Mutant, ...] = (
         harm="PostgreSQL answers COMMIT of a failed transaction with ROLLBACK: rows are published that do not exist.",
         edits=(Edit("postgres.steps._committed", '    if status != "COMMIT":\n', "    if status is None:\n"),),
         checks=(STORES_POSTGRES + "9_1_a_commit_that_rolls_back_is_an_error",),
+    ),
+    Mutant(
+        name="the-position-of-a-late-beat-is-stored",
+        rule="9.3",
+        harm="A beat that comes late takes a stored position back: a successor gives IDs again that were announced.",
+        edits=(Edit("claims._beat", "position = {dialect.largest}(position, ?) ", "position = ? "),),
+        checks=(STORES_POSTGRES + "9_3_ids_without_rows_are_kept_in_the_positions_table",),
+    ),
+    Mutant(
+        name="the-positions-of-a-late-beat-are-stored",
+        rule="9.3",
+        harm="The same of a beat of several streams.",
+        edits=(Edit("claims._beat", "{dialect.largest}(p.position, ", "coalesce(v.position, "),),
+        checks=(STORES_POSTGRES + "9_3_ids_without_rows_are_kept_in_the_positions_table",),
+    ),
+    Mutant(
+        name="sequences-behind-the-first-hundred-bound-nothing",
+        rule="9.17",
+        harm="A forged position of a writer with many streams is stored, and passes for a proven one.",
+        edits=(Edit("claims.heartbeat", "for rows in answers[1:]", "for rows in answers[1:2]"),),
+        checks=(BEATS + "a_position_above_its_own_sequence_is_stored_as_that",),
+    ),
+    Mutant(
+        name="an-idle-writer-s-beat-reads-all-positions",
+        rule="9",
+        harm="With 1,000 writers each beat costs PostgreSQL three times as much.",
+        edits=(Edit("claims._beat", "if len(positions) == 1:", "if not positions:"),),
+        checks=(BEATS + "a_beat_of_one_position_looks_at_no_other_s",),
     ),
     Mutant(
         name="heartbeat-does-not-look-at-the-claim",

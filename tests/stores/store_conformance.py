@@ -399,13 +399,14 @@ class StoreConformance:
     @sync
     async def test_9_3_ids_without_rows_are_kept_in_the_positions_table(self, url: str) -> None:
         async with self.opened(url) as store:
-            claim = await store.claim("w1", ["orders"], timeout=1)
+            claim = await store.claim("w1", ["orders", "payments"], timeout=1)
             await write(store, claim, 1, 0, 0)
             await store.heartbeat(claim, {"orders": 3})
             await store.heartbeat(claim, {"orders": 2})  # late: nothing moves back
-            again = await store.claim("w1", ["orders"], timeout=1)
-            assert again.starts == {"orders": 3}
-            assert again.highest == {"orders": 3}
+            await store.heartbeat(claim, {"orders": 2, "payments": 0})
+            again = await store.claim("w1", ["orders", "payments"], timeout=1)
+            assert again.starts == {"orders": 3, "payments": 0}
+            assert again.highest == {"orders": 3, "payments": 0}
 
     @sync
     async def test_9_26_rows_are_appended_while_the_claim_stands(self, url: str) -> None:
