@@ -168,6 +168,7 @@ def test_whoever_reads_first_lines_alone_gets_every_row(
         with make(writer="w1", settings=ONE_LINE) as writer, make() as reader:
             seen = Seen()
             reader.subscribe(orders)(seen)
+            until(lambda: reader.statistics()["reader"]["states"].get("orders") == {"w1": "live"})
             last = write(writer, *range(20), stream=orders)
             last = writer.publish(orders, [Order(number, "bulk") for number in range(20, 40)])[-1]
             with writer.write(orders) as fact:
