@@ -286,12 +286,12 @@ def _given(dialect: Dialect, streams: Sequence[str], *, whole: bool) -> Sql:
 
 def _beat(dialect: Dialect, writer: str, positions: Mapping[str, int]) -> Sql:
     """Stores what moved of these, and with the first one a sign of life. Of one alone, as an idle writer's, by its key:
-    however many others there are."""
+    however many others there are. Not prepared (see `Sql`): a position that no row took would count as stored."""
     if len(positions) == 1:
         ((stream, position),) = positions.items()
         text = f"UPDATE busrep_positions SET seen_at = {dialect.now}, position = {dialect.largest}(position, ?) "
         text += "WHERE stream = ? AND writer = ? AND registered"
-        return Sql(text, (position, stream, writer), repeated=True)
+        return Sql(text, (position, stream, writer))
     rows = orjson.dumps([[stream, position, int(at == 0)] for at, (stream, position) in enumerate(positions.items())])
     columns = dialect.values(("stream", "text"), ("position", "bigint"), ("sign", "bigint"))
     return Sql(
@@ -299,7 +299,6 @@ def _beat(dialect: Dialect, writer: str, positions: Mapping[str, int]) -> Sql:
         f"v.position) FROM {columns} AS v WHERE p.stream = v.stream AND p.writer = ? AND p.registered "
         "AND (p.position < v.position OR v.sign = 1)",
         (rows.decode(), writer),
-        repeated=True,
     )
 
 
