@@ -242,6 +242,19 @@ def test_what_is_wrong_is_found(wrong: Callable[[Run], None], invariant: str) ->
     assert invariant in run.look()
 
 
+@pytest.mark.parametrize(
+    ("claimed", "void", "wrong"), [(False, False, False), (True, False, True), (True, True, False)]
+)
+def test_a_life_goes_back_where_no_claim_knows_the_one_before(claimed: bool, void: bool, wrong: bool) -> None:
+    """Under a clock that is behind: there is no claim, or a restore without a word has taken it back."""
+    run = Run()
+    life_goes_back(run)
+    run.record.behind["w1"] = not claimed
+    if void:
+        run.record.void["f" * 32] = None
+    assert run.look() == ({"a reset means a new life"} if wrong else set())
+
+
 def test_what_was_reported_is_not_lost() -> None:
     run = Run()
     skip(run)

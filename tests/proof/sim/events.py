@@ -543,8 +543,7 @@ async def clock(world: World, event: Event) -> None:
     behind = world.behind[event.who] = event.args["behind"]
     for service in _victims(world, event):
         service.process.behind = behind
-    if world.roles[event.who].kind == MEMORY:
-        world.record.behind[event.who] = None
+    world.record.behind[event.who] = world.roles[event.who].kind == MEMORY
 
 
 async def prune(world: World, event: Event) -> None:

@@ -338,8 +338,10 @@ class Oracle:
                 incarnation = int(payload.rpartition(b" ")[2].rstrip(b'"]'))
                 if incarnation != heard.incarnation and heard.incarnation and not heard.reset:
                     self._breaks("a reset stands between lives", f"{where}: {incarnation} after {heard.incarnation}")
-                # A lower one comes from a clock that is behind, and only where no claim makes them rise (9.24).
-                falls = incarnation < heard.incarnation and writer not in self.record.behind
+                # A lower one comes from a clock that is behind, and only where no claim makes them rise (9.24): where
+                # there is none, or the database was restored without a word, and knows nothing of the higher one.
+                may_fall = self.record.behind.get(writer, False) or (self.record.void and writer in self.record.behind)
+                falls = incarnation < heard.incarnation and not may_fall
                 if falls or (heard.reset and incarnation == heard.incarnation):
                     self._breaks("a reset means a new life", f"{where}: {incarnation} after {heard.incarnation}")
                 if token < heard.token:

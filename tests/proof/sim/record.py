@@ -114,7 +114,7 @@ class Record:
     pruned: dict[tuple[str, Key], int] = attrs.field(factory=dict)
     # (role, epoch, key) -> where a reader began that log anew, no higher than that.
     begun: dict[tuple[str, str, Key], int] = attrs.field(factory=dict)
-    behind: dict[str, None] = attrs.field(factory=dict)  # writers without a claim whose clock ever was behind
+    behind: dict[str, bool] = attrs.field(factory=dict)  # writers whose clock ever was; whether without a claim
     # (epoch, stream, writer, ID) of the facts of which their writer was told that nothing of them was written.
     refused: dict[tuple[str, str, str, int], None] = attrs.field(factory=dict)
     refused_rows: set[int] = attrs.field(factory=set)  # the numbers of rows of such facts, whose IDs nobody was told
