@@ -17,6 +17,7 @@ import pytest
 
 from busrep import Bus, Settings, Stream, connect
 from busrep.caches.cache import Invalidation, invalidations
+from busrep.caches.cached import bounded_store
 from busrep.errors import Closed, CommitUnknown, ConfigError, NotAWriter, Unavailable
 from busrep.http.client import HttpOptions
 from busrep.http.serve import serve
@@ -923,3 +924,9 @@ def test_through_a_relay_the_same(redis_url: str, bus_name: str) -> None:
             await becomes(item, 1)
 
     run(main())
+
+
+@pytest.mark.parametrize("ttl", [None, 60.0])
+def test_what_a_cache_does_not_hold_is_no_exception(ttl: float | None) -> None:
+    store = bounded_store(10, ttl, lambda: 0.0)()
+    assert (store["key",], len(store)) == ((None, -1, float("-inf")), 0)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from busrep.caches.cached import bounded_store
 from busrep.stores import claims
 from busrep.stores.interface import Claim
 from busrep.stores.plans import Sql, Step
@@ -58,9 +57,3 @@ def test_a_beat_of_one_position_looks_at_no_other_s(postgres_url: str) -> None:
             with psycopg.ClientCursor(connection) as cursor:
                 cursor.execute(f"EXPLAIN {stored.text.replace('?', '%s')}".encode(), list(stored.params))
                 assert ("Seq Scan on busrep_positions" in str(cursor.fetchall())) is reads_all
-
-
-@pytest.mark.parametrize("ttl", [None, 60.0])
-def test_what_a_cache_does_not_hold_is_no_exception(ttl: float | None) -> None:
-    store = bounded_store(10, ttl, lambda: 0.0)()
-    assert (store["key",], len(store)) == ((None, -1, float("-inf")), 0)
