@@ -4,7 +4,7 @@ A key is a tuple of parts that have one form in JSON, for it travels in the rows
 one key, as they are to a dict; so they are to `functools.lru_cache`.
 
 What a hit costs stands in `wrap`: it is about what `cachetools.cached` takes for the same store and lock. A miss costs
-some 1.5 times what it costs there (benchmarks/cache_hit.py).
+some 1.4 times what it costs there, of an async function 1.5 (benchmarks/cache_hit.py).
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def bounded_store(maxsize: int, ttl: float | None, clock: Callable[[], float]) -
         from cachetools import LRUCache, TTLCache
     except ModuleNotFoundError:
         raise MissingExtra("caches", "bus.cached") from None
-    # A miss finds no entry, and no exception: that would cost a fifth of it.
+    # What is not held is no exception, which would make a miss a tenth dearer (benchmarks/cache_hit.py).
     kind: Any = type("Held", (LRUCache if ttl is None else TTLCache,), {"__missing__": lambda _store, _key: _NOTHING})
     return (lambda: kind(maxsize)) if ttl is None else (lambda: kind(maxsize, ttl, clock))
 

@@ -310,8 +310,8 @@ def heartbeat(
 
     Only the rows of positions that moved are written, and the first one: a writer was last heard of in any of its rows.
     """
-    streams, known = [*positions], range(0, len(positions), SEQUENCES)
-    asked = [_given(dialect, streams[at : at + SEQUENCES], whole=registry) for at in known]
+    streams = [*positions]
+    asked = [_given(dialect, streams[at : at + SEQUENCES], whole=registry) for at in range(0, len(streams), SEQUENCES)]
     answers = yield (Control.BEGIN, lock_claim(dialect, claim), *asked)
     if not answers[0]:
         raise WriterFenced(claim.writer, claim.incarnation)

@@ -232,7 +232,7 @@ def dead_letters(dialect: Dialect, limit: int) -> Plan[list[DeadLetter]]:
     )
     return [
         DeadLetter(
-            name, stream, writer, orjson.loads(ids), [*map(str.encode, orjson.loads(rows))], error, max(0.0, age)
+            name, stream, writer, orjson.loads(ids), [*map(str.encode, orjson.loads(rows))], error, max(0.0, float(age))
         )
         for name, stream, writer, ids, rows, error, age in answers[0]
     ]
