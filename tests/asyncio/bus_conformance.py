@@ -262,7 +262,8 @@ class BusConformance:
             assert facts[1:] == [(id, [Order(n, "bulk")]) for n, id in enumerate(ids, start=2)]
             assert batches[0].stream is orders
             assert reader.positions()["orders"]["w1"] == ids[-1]
-            assert writer.positions()["orders"]["w1"] == ids[-1]
+            # Its own is what was published, as far as Redis has said so: that may come behind the rows.
+            until(lambda: writer.positions()["orders"]["w1"] == ids[-1])
 
     def test_several_handlers_and_streams(self, deployment: Deployment) -> None:
         with deployment.bus(writer="w1") as writer, deployment.bus() as reader:
