@@ -139,19 +139,21 @@ def save(
     if not changes:
         return
     known = [None if bootstraps is None else bootstraps.get(stream, "") for stream, *_ in changes]
-    names = [dialect.sequence_name(stream) for stream, *_ in changes]
-    moves = [[*change, begun, name] for change, begun, name in zip(changes, known, names, strict=True)]
-    moved = orjson.dumps(sorted(moves, key=lambda move: move[:2])).decode()  # two savers must not lock crosswise
-    try:
-        answers = yield dialect.save(reader, epoch, moved, len(changes))
-    except SerializationFailed as failed:  # under REPEATABLE READ: another saver moved one of them
-        raise ReaderMoved(reader, *changes[0][:3]) from failed
-    hit = {(stream, writer) for stream, writer, *_ in answers[0]}
-    missed = [change for change in changes if change[:2] not in hit]
-    for stream, _, _, new in missed:
-        yield from _refuse_above(dialect, stream, new, epoch)
-    for stream, writer, old, _ in missed:
-        raise ReaderMoved(reader, stream, writer, old)
+    # Of a sequence that was set and gave no ID since only its own row tells where it stands: read in between.
+    for names in [dialect.sequence_name(stream) for stream, *_ in changes], [None] * len(changes):
+        moves = [[*change, begun, name] for change, begun, name in zip(changes, known, names, strict=True)]
+        moved = orjson.dumps(sorted(moves, key=lambda move: move[:2])).decode()  # two savers must not lock crosswise
+        try:
+            answers = yield dialect.save(reader, epoch, moved, len(changes))
+        except SerializationFailed as failed:  # under REPEATABLE READ: another saver moved one of them
+            raise ReaderMoved(reader, *changes[0][:3]) from failed
+        hit = {(stream, writer) for stream, writer, *_ in answers[0]}
+        missed = [change for change in changes if change[:2] not in hit]
+        for stream, _, _, new in missed:
+            yield from _refuse_above(dialect, stream, new, epoch)
+        if not missed:
+            return
+    raise ReaderMoved(reader, *missed[0][:3])
 
 
 def _refuse_above(dialect: Dialect, stream: str, position: int, epoch: str) -> Plan[None]:

@@ -79,7 +79,7 @@ def test_every_kind_of_event_and_role_is_drawn() -> None:
         "redis_clients", "redis_down", "redis_failover", "redis_denied", "database_cut", "commit_cut", "database_hole",
         "database_refuse", "database_slow", "database_crash", "restore", "kill", "pause", "restart", "second", "prune",
         "handler_outage", "stranger", "clock", "failover", "restored_at_beginning", "database_flush",
-        "database_clock",
+        "database_clock", "sequence_set",
     }  # fmt: skip
     roles = {role.kind for scenario in scenarios for role in scenario.roles}
     assert roles == {"writer", "loose", "strict", "live", "replica", "memory"}

@@ -28,6 +28,7 @@ from busrep.errors import (
     ClaimBlocked,
     ConfigError,
     MissingExtra,
+    PositionsAheadOfTable,
     ReaderMoved,
     RowError,
     SchemaError,
@@ -806,6 +807,22 @@ class TestPostgres(SqlConformance, BootstrapConformance):
 
     def set_sequence(self, url: str, stream: str, value: int) -> None:
         self.sql(url, f"SELECT setval('{sequence_name(stream)}', {value})")
+
+    @sync
+    async def test_9_17_positions_are_saved_below_a_sequence_that_was_set_and_gave_no_id_since(self, url: str) -> None:
+        """pg_sequence_last_value() gives NULL then, as for one that has given no ID at all."""
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await store.reserve("orders", 3)
+            await store.register_reader("r", {("orders", "w1"): 0, ("orders", "w2"): 0}, claim.epoch)
+            self.sql(url, f"ALTER SEQUENCE {sequence_name('orders')} RESTART WITH 1000")
+            await store.save_reader("r", [("orders", "w2", 0, 3), ("orders", "w1", 0, 2)], claim.epoch)
+            with pytest.raises(ReaderMoved):
+                await store.save_reader("r", [("orders", "w1", 0, 3)], claim.epoch)
+            with pytest.raises(PositionsAheadOfTable) as caught:
+                await store.save_reader("r", [("orders", "w1", 2, 1000)], claim.epoch)
+            assert caught.value.highest == 999
+            assert (await store.load_reader("r")).positions == {("orders", "w1"): 2, ("orders", "w2"): 3}
 
     @sync
     async def test_9_1_several_transactions_are_asked_after_at_once(self, url: str) -> None:

@@ -15,6 +15,7 @@ import attrs
 
 from busrep.asyncio.bus import Bus
 from busrep.errors import BusrepError, CommitUnknown, WaitTimeout
+from busrep.stores.postgres.dialect import sequence_name
 
 from .database import Replicated
 from .record import Sample
@@ -379,6 +380,15 @@ async def database_clock(world: World, event: Event) -> None:
     world.database.behind += event.args["behind"]
 
 
+async def sequence_set(world: World, event: Event) -> None:
+    """ALTER SEQUENCE ... RESTART WITH a value further on; not while a claim has it locked."""
+    sequence = world.database.state.sequences[sequence_name(event.args["stream"])]
+    if not sequence.lock.lockers:
+        _victims(world, event)
+        sequence.given += event.args["by"]
+        sequence.restarted = sequence.flushed = sequence.given
+
+
 async def database_crash(world: World, event: Event) -> None:
     """The database dies, its sequences jump, and it comes back."""
     _victims(world, event)
@@ -617,6 +627,7 @@ EVENTS: dict[str, Callable[[World, Event], Awaitable[None]]] = {
     "database_flush": database_flush,
     "database_clock": database_clock,
     "database_crash": database_crash,
+    "sequence_set": sequence_set,
     "restore": restore,
     "restored_at_beginning": restored_at_beginning,
     "kill": kill,

@@ -513,7 +513,12 @@ def _source(source: sql.Source, scope: Scope) -> Rows:
 
 def _of_sequence(name: str, alias: str, scope: Scope) -> Rows:
     scope.add(alias, ("last_value", "is_called"))
-    return lambda run: [(sequence_named(run, name).given, True)]
+
+    def rows(run: Run) -> list[tuple[int, bool]]:
+        sequence = sequence_named(run, name)
+        return [(sequence.given + (not sequence.called), sequence.called)]
+
+    return rows
 
 
 def _join(left: Rows, source: sql.Source, scope: Scope) -> Rows:

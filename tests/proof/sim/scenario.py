@@ -126,6 +126,7 @@ class _Draw:
         self._flushes(random.Random(f"flushes {self.seed}"))
         memory = self._clocks(random.Random(f"clocks {self.seed}"))
         self._database_clocks(random.Random(f"database clocks {self.seed}"))
+        self._sequences_set(random.Random(f"sequences set {self.seed}"))
         together = random.Random(f"together {self.seed}").random() < 0.5
         settings, rests = self._settings(), random.Random(f"rests {self.seed}")
         if resting := rests.random() < 0.5:
@@ -180,6 +181,12 @@ class _Draw:
         for _ in range(dice.choice([0] * 9 + [1])):
             at = 0.3 + dice.random() * (self.seconds - 0.3)
             self._add(at, "database_clock", "", behind=dice.choice([0.5, 60.0, 3600.0]))
+
+    def _sequences_set(self, dice: random.Random) -> None:
+        """Somebody sets a sequence forward (finding 194). With dice of their own."""
+        for _ in range(dice.choice([0] * 9 + [1])):
+            at = 0.3 + dice.random() * (self.seconds - 0.3)
+            self._add(at, "sequence_set", "", stream=dice.choice(["orders", "payments"]), by=dice.choice([1, 1000]))
 
     def _failovers(self, dice: random.Random) -> None:
         """Of the database, some of which lose commits. With dice of their own."""

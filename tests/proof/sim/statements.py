@@ -653,10 +653,12 @@ def _save(text: re.Match[str]) -> Statement:
             seen = None if record is None else visible(record, run)
             return seen is not None and (seen[state] not in LOADED or known not in (None, seen[begun]))
 
-        def above(name: str, new: int) -> bool:
+        def above(name: str | None, new: int) -> bool:
             meta = visible(run.state.tables["busrep_meta"].records["epoch",], run)
-            sequence = run.state.sequences.get(name.strip('"'))
-            return meta is not None and meta[1] == given["epoch"] and sequence is not None and new > sequence.given
+            sequence = None if name is None else run.state.sequences.get(name.strip('"'))
+            if meta is None or meta[1] != given["epoch"] or sequence is None:
+                return False
+            return new > (sequence.given if sequence.called else 0)  # as pg_sequence_last_value() tells it
 
         def where(old: int) -> Function:
             return lambda row, _: (

@@ -237,14 +237,20 @@ class Table:
 @attrs.define(eq=False)
 class Numbers:
     """A sequence: the highest value it gave, and what 9.15 verifies. ``lock``: what ALTER SEQUENCE locks. ``flushed``:
-    the value that a crash cannot take back."""
+    the value that a crash cannot take back. ``restarted``: as which it stood when somebody last set it by hand."""
 
     lock: Record
     given: int = 0
     flushed: int = 0
+    restarted: int | None = None
     cache: int = 1
     cycle: bool = False
     increment: int = 1
+
+    @property
+    def called(self) -> bool:
+        """Whether it gave an ID since it was set by hand. It is true of one that gave none at all: 0 is right then."""
+        return self.given != self.restarted
 
 
 @attrs.frozen
