@@ -65,9 +65,15 @@ LINES = (
     Line("decode frames of 100 rows by msgspec, beside orjson", "decode", "100 rows, slots", "baseline", "rows/s", 0.8),
     Line("decode frames of 450 rows", "decode", "450 rows, slots", "baseline", "rows/s", 1.0),
     *[
-        Line(f"single facts, {count} at a time, PostgreSQL", "facts", f"PostgreSQL, single facts, {count} at a time",
-             "bare", "facts/s", aim)
+        Line(f"single facts{way}, {count} at a time, PostgreSQL", "facts",
+             f"PostgreSQL, single facts, {count} at a time", "bare", "facts/s", aim, ours)
+        for way, ours in ((", `write`", "busrep"), (", `publish`", "publish"))
         for count, aim in ((1, 0.9), (8, 2.0), (32, 2.0))
+    ],
+    *[
+        Line(f"processor time of one, {way}", "facts", "PostgreSQL, single facts, 1 at a time, processor", "bare", "µs",
+             None, ours, less=True, scale=1e6)
+        for way, ours in (("`write`", "busrep"), ("`publish`", "publish"))
     ],
     *[
         Line(f"{count} facts a transaction, beside `INSERT ... unnest`", "facts",
@@ -75,7 +81,11 @@ LINES = (
         for count, aim in ((10, 0.9), (100, 1.0), (500, 1.1))
     ],
     Line("500 facts a transaction, by COPY", "facts", "PostgreSQL, 500 facts a transaction", "COPY", "facts/s", 0.8),
-    Line("SQLite, 1 fact a transaction", "facts", "SQLite, 1 fact a transaction", "bare", "facts/s", 0.9),
+    *[
+        Line(f"SQLite, 1 fact a transaction, `{way}`", "facts", "SQLite, 1 fact a transaction", "bare", "facts/s", 0.9,
+             ours)
+        for way, ours in (("write", "busrep"), ("publish", "publish"))
+    ],
     Line("SQLite, 100 facts a transaction", "facts", "SQLite, 100 facts a transaction", "bare", "facts/s", 0.7),
     *[
         Line(f"a transaction of the caller's with a fact, {name}", "joined", name, "bare", "transactions/s", 0.7)

@@ -3,8 +3,9 @@
     python benchmarks/facts.py [--seconds 2] [--rounds 5] [--flush-delay 600] [--json FILE]
 
 Nobody reads; busrep publishes each fact on a Redis. All contenders of a line take turns in one process, each for
-``--seconds``, on connections that are open before its clock starts. Printed: the medians of the rounds, and the median
-of the rounds' ratios to the first contender. A row is ["w1", i, text, float, bool], some 120 bytes as JSON.
+``--seconds``, on connections that are open before its clock starts. Printed: the medians of the rounds, the median of
+the rounds' ratios to the first contender, and what a fact took of this process's processor. A row is
+["w1", i, text, float, bool], some 120 bytes as JSON.
 ``--flush-delay`` makes each flush of PostgreSQL's log take so many microseconds longer (its commit_delay), as a slower
 disk does: what a commit costs decides how much anything beside it shows.
 
@@ -127,9 +128,9 @@ class Bus:
         return count
 
 
-async def rate(write: Callable[[int], Awaitable[int]], arguments: Sequence[int], seconds: float) -> float:
-    """Facts a second of one loop for each argument, all at a time."""
-    ends = time.monotonic() + seconds
+async def rate(write: Callable[[int], Awaitable[int]], arguments: Sequence[int], seconds: float) -> tuple[float, float]:
+    """Facts a second of one loop for each argument, all at a time; seconds of this process's processor a fact."""
+    ends, processor = time.monotonic() + seconds, time.process_time()
 
     async def loop(argument: int) -> int:
         written = await write(argument)
@@ -138,8 +139,8 @@ async def rate(write: Callable[[int], Awaitable[int]], arguments: Sequence[int],
         return written
 
     started = time.monotonic()
-    written = await asyncio.gather(*map(loop, arguments))
-    return sum(written) / (time.monotonic() - started)
+    written = sum(await asyncio.gather(*map(loop, arguments)))
+    return written / (time.monotonic() - started), (time.process_time() - processor) / written
 
 
 async def measured(
@@ -147,19 +148,24 @@ async def measured(
     contenders: dict[str, Callable[[int], Awaitable[int]]],
     arguments: Sequence[int],
     given: argparse.Namespace,
-) -> dict[str, list[float]]:
-    """Rates of each contender in each round; printed. ``arguments``: one for each loop at a time."""
+) -> dict[str, dict[str, list[float]]]:
+    """Rates of each contender in each round, and what a fact took of the processor; printed. ``arguments``: one for
+    each loop at a time."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
+    taken: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(given.rounds):
         for name, write in contenders.items():
-            found[name].append(await rate(write, arguments, given.seconds))
+            facts, processor = await rate(write, arguments, given.seconds)
+            found[name].append(facts)
+            taken[name].append(processor)
     base = next(iter(found.values()))
     figures = [
-        f"{name} {median(rates):,.0f}/s ({median(a / b for a, b in zip(rates, base, strict=True)):.2f}x)"
+        f"{name} {median(rates):,.0f}/s ({median(a / b for a, b in zip(rates, base, strict=True)):.2f}x, "
+        f"{1e6 * median(taken[name]):,.0f} us)"
         for name, rates in found.items()
     ]
     print(f"{title:42}" + "   ".join(figures), flush=True)
-    return found
+    return {title: found, f"{title}, processor": taken}
 
 
 @contextlib.asynccontextmanager
@@ -172,17 +178,18 @@ async def opened(redis: str, store: str) -> AsyncIterator[Bus]:
 async def on_postgres(redis: str, url: str, given: argparse.Namespace) -> dict[str, Any]:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute(TABLE)
-    found, bare = {}, Bare(url)
+    found: dict[str, Any] = {}
+    bare = Bare(url)
     await bare.open(32)
     async with opened(redis, url) as bus:
         for count in (1, 8, 32):
             contenders = {"bare": bare.single, "busrep": bus.single, "publish": bus.published}
             title = f"PostgreSQL, single facts, {count} at a time"
-            found[title] = await measured(title, contenders, range(count), given)
+            found |= await measured(title, contenders, range(count), given)
         for count in (10, 100, 500):
             several = {"unnest": bare.unnest, "COPY": bare.copy, "busrep": bus.several}
             title = f"PostgreSQL, {count} facts a transaction"
-            found[title] = await measured(title, several, [count], given)
+            found |= await measured(title, several, [count], given)
     await bare.close()
     return found
 
@@ -198,10 +205,11 @@ async def on_sqlite(redis: str, folder: Path, given: argparse.Namespace) -> dict
             connection.execute(f"PRAGMA {name} = {mode}")
         connection.execute(TABLE)
         setting.tell(setting.of_sqlite(connection))
-        found, bare = {}, Sqlite(connection)
+        found: dict[str, Any] = {}
+        bare = Sqlite(connection)
         for count, ours in ((1, {"busrep": bus.single, "publish": bus.published}), (100, {"busrep": bus.several})):
             title = f"SQLite, {count} fact{'s' if count > 1 else ''} a transaction"
-            found[title] = await measured(title, {"bare": bare.write, **ours}, [count], given)
+            found |= await measured(title, {"bare": bare.write, **ours}, [count], given)
         connection.close()
     return found
 
