@@ -164,10 +164,10 @@ def _refuse_above(dialect: Dialect, stream: str, position: int, epoch: str) -> P
     settled = f"CASE WHEN {dialect.same_server} THEN 1 ELSE 0 END"
     here = (yield Sql(f"SELECT value, {settled} FROM busrep_meta WHERE key = 'epoch'"))[0]
     if here and here[0][0] == epoch:
-        if not here[0][1]:
-            raise Unavailable("PostgreSQL", "it has failed over, and no writer has claimed its name since")
         given = (yield dialect.sequence(stream))[0]
         if given and position > given[0][0]:
+            if not here[0][1]:
+                raise Unavailable("PostgreSQL", "it has failed over, and no writer has claimed its name since")
             raise PositionsAheadOfTable(stream, position, int(given[0][0]))
 
 

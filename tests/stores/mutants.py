@@ -1602,7 +1602,7 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-reader-cannot-save-and-stops-before-the-failover-is-noted",
         rule="9.23",
         harm="A reader that saves between the promotion and the first claim stops for good, though all is well soon.",
-        edits=(Edit("_refuse_above", "        if not here[0][1]:\n", "        if False:\n"),),
+        edits=(Edit("_refuse_above", "            if not here[0][1]:\n", "            if False:\n"),),
         checks=(FAILOVER + "another_timeline_fences_all_writers_until_they_claim_again",),
     ),
     Mutant(
