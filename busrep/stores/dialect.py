@@ -161,7 +161,7 @@ OPEN, ROLLED_BACK = "in progress", "aborted"
 # The columns of ``v`` in `Dialect.save`.
 MOVES = (
     ("stream", "text"), ("writer", "text"), ("old", "bigint"), ("new", "bigint"), ("begun", "text"),
-    ("sequence", "text"),
+    ("sequence", "text"), ("given", "bigint"),
 )  # fmt: skip
 
 

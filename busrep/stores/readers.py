@@ -139,36 +139,36 @@ def save(
     if not changes:
         return
     known = [None if bootstraps is None else bootstraps.get(stream, "") for stream, *_ in changes]
-    # Of a sequence that was set and gave no ID since only its own row tells where it stands: read in between.
-    for names in [dialect.sequence_name(stream) for stream, *_ in changes], [None] * len(changes):
-        moves = [[*change, begun, name] for change, begun, name in zip(changes, known, names, strict=True)]
-        moved = orjson.dumps(sorted(moves, key=lambda move: move[:2])).decode()  # two savers must not lock crosswise
+    moves = [(*one, begun, dialect.sequence_name(one[0])) for one, begun in zip(changes, known, strict=True)]
+    # Where the sequences stand that were set and gave no ID since: only their own rows tell, which are read in between.
+    given = dict.fromkeys((stream for stream, *_ in changes), 0)
+    for _ in range(2):
+        moved = [(*move, given[move[0]]) for move in sorted(moves)]  # sorted: two savers must not lock crosswise
         try:
-            answers = yield dialect.save(reader, epoch, moved, len(changes))
+            answers = yield dialect.save(reader, epoch, orjson.dumps(moved).decode(), len(changes))
         except SerializationFailed as failed:  # under REPEATABLE READ: another saver moved one of them
             raise ReaderMoved(reader, *changes[0][:3]) from failed
         hit = {(stream, writer) for stream, writer, *_ in answers[0]}
         missed = [change for change in changes if change[:2] not in hit]
-        for stream, _, _, new in missed:
-            yield from _refuse_above(dialect, stream, new, epoch)
         if not missed:
             return
+        highest = {stream: new for stream, _, _, new in sorted(missed, key=lambda change: change[3])}
+        yield from _note_given(dialect, highest, epoch, given)
     raise ReaderMoved(reader, *missed[0][:3])
 
 
-def _refuse_above(dialect: Dialect, stream: str, position: int, epoch: str) -> Plan[None]:
-    """PositionsAheadOfTable for a position above the sequence, where this database keeps the log of ``epoch``.
-
-    Unavailable after a failover until a claim has left out IDs: before that the sequence may be behind.
-    """
+def _note_given(dialect: Dialect, positions: Mapping[str, int], epoch: str, given: dict[str, int]) -> Plan[None]:
+    """Take in where the sequences stand, where the log of ``epoch`` is kept here. PositionsAheadOfTable for a position
+    above its own; after a failover Unavailable, for until a claim has left out IDs a sequence may be behind."""
     settled = f"CASE WHEN {dialect.same_server} THEN 1 ELSE 0 END"
     here = (yield Sql(f"SELECT value, {settled} FROM busrep_meta WHERE key = 'epoch'"))[0]
-    if here and here[0][0] == epoch:
-        given = (yield dialect.sequence(stream))[0]
-        if given and position > given[0][0]:
-            if not here[0][1]:
-                raise Unavailable("PostgreSQL", "it has failed over, and no writer has claimed its name since")
-            raise PositionsAheadOfTable(stream, position, int(given[0][0]))
+    for stream, position in positions.items() if here and here[0][0] == epoch else ():
+        for row in (yield dialect.sequence(stream))[0]:
+            given[stream] = int(row[0])
+            if position > given[stream]:
+                if not here[0][1]:
+                    raise Unavailable("PostgreSQL", "it has failed over, and no writer has claimed its name since")
+                raise PositionsAheadOfTable(stream, position, given[stream])
 
 
 def note_stopped(_: Dialect, reader: str, stream: str, writer: str, reason: str | None) -> Plan[None]:

@@ -305,7 +305,7 @@ SLOW = DIALECT.lock_timeout(0.05)[0]
 
 
 def save(*changes: tuple[str, int, int], last: str | None = None) -> Sql:
-    moved = json.dumps([["orders", *change, last, '"no_sequence"'] for change in changes])
+    moved = json.dumps([["orders", *change, last, '"no_sequence"', 0] for change in changes])
     return DIALECT.save("r", "e" * 32, moved, len(changes))
 
 

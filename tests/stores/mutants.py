@@ -1595,14 +1595,14 @@ f"UPDATE busrep_positions SET floor = {dialect.largest}(floor, ?) WHERE stream =
         name="a-sequence-that-was-set-keeps-readers-from-saving",
         rule="9.17",
         harm="A reader that handles exactly once stops after ALTER SEQUENCE ... RESTART, until the stream's next ID.",
-        edits=(Edit("readers.save", ", [None] * len(changes):", ",:"),),
+        edits=(Edit("readers.save", "highest, epoch, given)", "highest, epoch, {})"),),
         checks=(STORES_POSTGRES + "9_17_positions_are_saved_below_a_sequence_that_was_set_and_gave_no_id_since",),
     ),
     Mutant(
         name="a-reader-cannot-save-and-stops-before-the-failover-is-noted",
         rule="9.23",
         harm="A reader that saves between the promotion and the first claim stops for good, though all is well soon.",
-        edits=(Edit("_refuse_above", "            if not here[0][1]:\n", "            if False:\n"),),
+        edits=(Edit("_note_given", "                if not here[0][1]:\n", "                if False:\n"),),
         checks=(FAILOVER + "another_timeline_fences_all_writers_until_they_claim_again",),
     ),
     Mutant(

@@ -39,7 +39,7 @@ from busrep.errors import (
 from busrep.settings import Settings
 from busrep.stores import CommitUnknown, memory, open_store
 from busrep.stores.interface import Appended, Unnumbered
-from busrep.stores.plans import Control, only
+from busrep.stores.plans import Control, Sql, only
 from busrep.stores.postgres.dialect import PostgresDialect, sequence_name
 from busrep.stores.postgres.store import StoreConnection
 from busrep.stores.schema import VERSION
@@ -823,6 +823,28 @@ class TestPostgres(SqlConformance, BootstrapConformance):
                 await store.save_reader("r", [("orders", "w1", 2, 1000)], claim.epoch)
             assert caught.value.highest == 999
             assert (await store.load_reader("r")).positions == {("orders", "w1"): 2, ("orders", "w2"): 3}
+
+    @sync
+    async def test_9_17_a_save_that_is_tried_again_is_compared_again(self, url: str) -> None:
+        """Behind a pooler the server may be restored under a session."""
+        tries: list[str] = []
+
+        def save(self_: PostgresDialect, reader: str, epoch: str, moved: str, count: int) -> Sql:
+            tries.append(moved)
+            if len(tries) == 2:
+                self.set_sequence(url, "orders", 2)
+                self.sql(url, "UPDATE busrep_readers SET position = 0")
+            return plain(self_, reader, epoch, moved, count)
+
+        async with self.opened(url) as store:
+            claim = await store.claim("w1", ["orders"], timeout=1)
+            await store.reserve("orders", 3)
+            await store.register_reader("r", {("orders", "w1"): 1}, claim.epoch)
+            plain = PostgresDialect.save
+            with mock.patch.object(PostgresDialect, "save", save), pytest.raises(PositionsAheadOfTable):
+                await store.save_reader("r", [("orders", "w1", 0, 3)], claim.epoch)
+            assert len(tries) == 2
+            assert (await store.load_reader("r")).positions == {("orders", "w1"): 0}
 
     @sync
     async def test_9_1_several_transactions_are_asked_after_at_once(self, url: str) -> None:

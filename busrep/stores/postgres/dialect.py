@@ -273,10 +273,10 @@ class PostgresDialect(NameLocks):
         """See `Dialect`. Locked first, so that what was counted is what is updated. Durable: `wait_for` returned for
         what is saved, and an exactly-once handler's effects are committed with it."""
         values = self.values(*MOVES)
-        # Without a sequence of that name NULL; of one that gave nothing yet the function gives NULL, too.
+        # Without a sequence of that name NULL; the function gives NULL, too, of one that gave nothing since it was set.
         bound = no_position_above(
             "CASE WHEN to_regclass(v.sequence) IS NULL THEN NULL "
-            "ELSE coalesce(pg_sequence_last_value(to_regclass(v.sequence)), 0) END"
+            "ELSE coalesce(pg_sequence_last_value(to_regclass(v.sequence)), v.given) END"
         )
         return Sql(
             f"WITH v AS (SELECT * FROM {values} AS j), hit AS (SELECT r.stream, r.writer, v.new "

@@ -469,7 +469,7 @@ class SimDatabase(Server):
         self.end_all()
         state = self.state
         for sequence in state.sequences.values():
-            if sequence.given:
+            if sequence.given and sequence.called:
                 sequence.given = dice.randint(sequence.flushed, sequence.given + LOGGED_AHEAD)
         state.next_xid = dice.randint(state.durable_xid, state.next_xid)
         state.statuses = {xid: status for xid, status in state.statuses.items() if xid < state.next_xid}
@@ -491,7 +491,7 @@ class SimDatabase(Server):
         self.restore(replicated.checkpoint)
         self.timeline = timeline
         for sequence in self.state.sequences.values():
-            if sequence.given:
+            if sequence.given and sequence.called:
                 sequence.given += dice.randint(0, LOGGED_AHEAD)
         for replica in self.replicas:
             if replica.state is former:

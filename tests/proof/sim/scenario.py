@@ -186,7 +186,7 @@ class _Draw:
         """Somebody sets a sequence forward (finding 194). With dice of their own."""
         for _ in range(dice.choice([0] * 9 + [1])):
             at = 0.3 + dice.random() * (self.seconds - 0.3)
-            self._add(at, "sequence_set", "", stream=dice.choice(["orders", "payments"]), by=dice.choice([1, 1000]))
+            self._add(at, "sequence_set", "", stream=dice.choice(["orders", "payments"]), by=dice.choice([0, 1, 1000]))
 
     def _failovers(self, dice: random.Random) -> None:
         """Of the database, some of which lose commits. With dice of their own."""

@@ -653,12 +653,12 @@ def _save(text: re.Match[str]) -> Statement:
             seen = None if record is None else visible(record, run)
             return seen is not None and (seen[state] not in LOADED or known not in (None, seen[begun]))
 
-        def above(name: str | None, new: int) -> bool:
+        def above(name: str, looked: int, new: int) -> bool:
             meta = visible(run.state.tables["busrep_meta"].records["epoch",], run)
-            sequence = None if name is None else run.state.sequences.get(name.strip('"'))
+            sequence = run.state.sequences.get(name.strip('"'))
             if meta is None or meta[1] != given["epoch"] or sequence is None:
                 return False
-            return new > (sequence.given if sequence.called else 0)  # as pg_sequence_last_value() tells it
+            return new > (sequence.given if sequence.called else looked)  # as pg_sequence_last_value() tells it
 
         def where(old: int) -> Function:
             return lambda row, _: (
@@ -666,8 +666,8 @@ def _save(text: re.Match[str]) -> Statement:
             )
 
         found = []
-        for stream, writer, old, new, known, name in json.loads(given["moved"]):
-            if (asks_bootstraps and loading(stream, known)) or (bounded and above(name, new)):
+        for stream, writer, old, new, known, name, looked in json.loads(given["moved"]):
+            if (asks_bootstraps and loading(stream, known)) or (bounded and above(name, looked, new)):
                 continue
             record, condition = table.records.get((given["reader"], stream, writer)), where(old)
             seen = None if record is None else visible(record, run)

@@ -258,7 +258,7 @@ class Checkpoint:
     """A whole committed state, to restore."""
 
     rows: Mapping[str, Mapping[Key, Values]]
-    sequences: dict[str, int]
+    sequences: dict[str, tuple[int, int | None]]
     serials: dict[str, int]
     statuses: dict[int, str]
     next_xid: int
@@ -344,7 +344,7 @@ class State:
         """All that is committed now."""
         return Checkpoint(
             {name: table.committed() for name, table in self.tables.items()},
-            {name: sequence.given for name, sequence in self.sequences.items()},
+            {name: (sequence.given, sequence.restarted) for name, sequence in self.sequences.items()},
             dict(self.serials),
             dict(self.statuses),
             self.next_xid,
@@ -360,8 +360,8 @@ class State:
                 record = state.tables[name].add(key)
                 record.csn, record.values = state.csn, values
             state.tables[name].changed()
-        for name, given in checkpoint.sequences.items():
-            state.sequences[name] = Numbers(state.named(name), given, given)
+        for name, (given, restarted) in checkpoint.sequences.items():
+            state.sequences[name] = Numbers(state.named(name), given, given, restarted)
         state.serials = dict(checkpoint.serials)
         state.statuses = {xid: "aborted" if was == "in progress" else was for xid, was in checkpoint.statuses.items()}
         state.next_xid = state.durable_xid = checkpoint.next_xid
