@@ -60,6 +60,7 @@ LINES = (
     Line("live, beside redis-py pub/sub, one row a message", "throughput", "live", "plain", "rows/s", 9, "memory"),
     Line("live, beside arrays of 100 rows, no checks", "throughput", "live", "framed", "rows/s", 0.75, "memory"),
     Line("live, beside raw asyncio and hiredis, 500 rows", "throughput", "live", "raw", "rows/s", 0.5, "memory"),
+    Line("the same on uvloop, beside pub/sub", "throughput", "live", "plain", "rows/s", 11, "uvloop"),
     Line("the same, table in PostgreSQL, beside pub/sub", "throughput", "live", "plain", "rows/s", None, "postgres"),
     Line("the same, table in SQLite, beside pub/sub", "throughput", "live", "plain", "rows/s", None, "sqlite"),
     Line("decode frames of 100 rows by msgspec, beside orjson", "decode", "100 rows, slots", "baseline", "rows/s", 0.8),

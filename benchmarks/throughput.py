@@ -11,6 +11,7 @@ The clock runs from just before the first row is written until the last is in th
 ``framed``     the same with a JSON array of 100 rows a message.
 ``raw``        an ``asyncio.Protocol`` with hiredis' parser and a JSON array of 500 rows a message: the limit.
 ``memory``     busrep without a table (a resettable stream), ``bus.publish`` by 500, typed rows at the handler.
+``uvloop``     the same on uvloop.
 ``sqlite``     busrep with its table in SQLite: 500 facts a transaction.
 ``postgres``   busrep with its table in PostgreSQL, with fsync: 500 facts a transaction.
 """
@@ -35,6 +36,7 @@ import hiredis
 import orjson
 import redis.asyncio
 import setting
+import uvloop
 from rows import Row, make_tables, row
 
 import busrep
@@ -177,6 +179,8 @@ async def bus_reader(url: str, name: str, rows: int, variant: str, store: str | 
 def child(role: str, url: str, name: str, rows: int, variant: str, store: str | None) -> float:
     if variant == "raw":
         return asyncio.run((raw_writer if role == "writer" else raw_reader)(url, name, rows))
+    if variant == "uvloop":
+        return uvloop.run((bus_writer if role == "writer" else bus_reader)(url, name, rows, "memory", None))
     if variant in SIZES:
         return asyncio.run((plain_writer if role == "writer" else plain_reader)(url, name, rows, SIZES[variant]))
     return asyncio.run((bus_writer if role == "writer" else bus_reader)(url, name, rows, variant, store))
@@ -223,7 +227,8 @@ def main() -> None:
     if options.child:
         print(repr(child(**options.child)))
         return
-    found: dict[str, list[float]] = {"plain": [], "framed": [], "raw": [], "memory": [], "sqlite": [], "postgres": []}
+    variants = ("plain", "framed", "raw", "memory", "uvloop", "sqlite", "postgres")
+    found: dict[str, list[float]] = {variant: [] for variant in variants}
     with contextlib.ExitStack() as stack:
         server, stores = servers(stack)
         for number in range(options.rounds):
