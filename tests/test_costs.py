@@ -216,7 +216,7 @@ def test_questions_one_behind_the_other_keep_one_connection(postgres_url: str, m
         ):
             pool: Any = vars(store)["questions"]
             taken = [await pool.getconn() for _ in range(2)]
-            assert await others_of(own) == 2
+            assert await others_of(own) > 1  # the server may not be done with one that was closed
             for one in taken:
                 await pool.putconn(one)
             while await others_of(own) != 1:
