@@ -175,8 +175,8 @@ def modelled(few: dict[str, float], many: dict[str, float]) -> dict[str, float]:
     """1,000 writers of 10 streams, from what `FEW` and `MANY` of them cost."""
 
     def at(figure: Callable[[dict[str, float]], float], of: Callable[[int], int]) -> float:
-        """The figure of one process or writer of 1,000; ``of``: how many of them share the measured one. It grows as
-        it grew from few to many; where it fell, because what is the same for all is shared by more, it stays."""
+        """The figure of one process or writer of 1,000; ``of``: how many of them share the measured one. It grows on in
+        proportion from many, as it grew from few. It does not fall on: fixed costs, shared by more, make it fall."""
         low, high = figure(few) / of(FEW), figure(many) / of(MANY)
         return high + max(0.0, high - low) / (MANY - FEW) * (MODEL - MANY)
 
