@@ -13,12 +13,13 @@ from typing import Protocol
 
 import attrs
 
-from busrep.errors import ConfigError
+from busrep.errors import ConfigError, Unavailable
 from busrep.settings import Settings
 from busrep.spark.losses import Losses
 from busrep.spark.offsets import Offset
 from busrep.spark.options import Options, Positions
 from busrep.spark.planning import Span, admitted, ranges, upto
+from busrep.spark.table import Unread
 from busrep.stores.snapshots import LogState
 
 # Seconds between two looks at the table while the bus tells the news: what a writer that is not heard has written is
@@ -36,6 +37,9 @@ class Asked(Protocol):
 
     def frontier(self, spans: Sequence[Span], most: int | None) -> tuple[int | None, int | None]:
         """Tokens of the first row and of the first one too many."""
+
+    def unread(self, begun: Sequence[Span], left: Sequence[Span]) -> Mapping[str, Unread]:
+        """What a batch found and leaves, per writer."""
 
     def at_time(self, log: LogState, micros: int) -> dict[str, int]:
         """Positions at a time."""
@@ -107,6 +111,9 @@ class Follower:
     _log: LogState | None = attrs.field(default=None, init=False)
     _looked: float = attrs.field(default=0.0, init=False)
     _target: Offset | None = attrs.field(default=None, init=False)
+    # What the last batch found unread, and what it leaves.
+    _begun: Sequence[Span] = attrs.field(default=(), init=False)
+    _left: Sequence[Span] = attrs.field(default=(), init=False)
     _available_now: bool = attrs.field(default=False, init=False)
     _stopped: threading.Event = attrs.field(factory=threading.Event, init=False)
 
@@ -144,6 +151,16 @@ class Follower:
         if self._log is None:
             return None
         return self._proven(self._log)
+
+    def lag(self) -> Mapping[str, Unread]:
+        """Of each writer what was unread when the last batch was planned; nothing where all was read, and while the
+        table does not answer."""
+        if not self._begun:
+            return {}
+        try:
+            return self.table.unread(self._begun, self._left)
+        except Unavailable:  # the next question about the batch itself says so
+            return {}
 
     def spans(self, start: Offset, end: Offset) -> list[Span]:
         """What lies between two offsets, that is still there. Raises LogReplaced, OlderTable, RangePruned, Unavailable,
@@ -185,10 +202,12 @@ class Follower:
         found = ranges(lowest, available, log.floors)
         skipped = start.skipped + self.losses.pruned(found.lost, dict(log.floors))
         first, beyond = self.table.frontier(found.spans, most)
+        self._begun = self._left = ()
         if first is None:
             return None
         begun = {**start.positions, **{writer: after for writer, after, _ in found.spans}}
         end = upto(begun, available, admitted(found.spans, first, beyond))
+        self._begun, self._left = found.spans, ranges(end, available, {}).spans
         return Offset(log.epoch, end, skipped, self.options.stream)
 
     def _bounded(self, log: LogState, available: dict[str, int], lowest: Mapping[str, int]) -> dict[str, int]:

@@ -26,6 +26,7 @@ from busrep.spark.columns import Shape, generic_shape, typed_shape
 from busrep.spark.databases import Question
 from busrep.spark.filters import Pushed
 from busrep.spark.following import Follower, resolved, selected
+from busrep.spark.lag import shown
 from busrep.spark.losses import Losses
 from busrep.spark.offsets import Offset
 from busrep.spark.options import Options, read_options, stream_of
@@ -214,9 +215,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """How far the stream is known to be, for the query's progress."""
+        """How far the stream is known to be, and the query's lag, for the query's progress: see busrep/spark/lag.py."""
         found = self._following().report()
-        return None if found is None else found.to_dict()
+        return None if found is None else {**found.to_dict(), "lag": shown(self._following().lag())}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """What is there now is all."""

@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
+import attrs
+
 from busrep.errors import ConfigError, Unavailable
 from busrep.settings import Settings
 from busrep.spark.planning import Span
@@ -27,6 +29,21 @@ from busrep.stores.sqlite.files import connect, run
 from busrep.streams import Registry, Stream
 
 T = TypeVar("T")
+
+# Rows of a writer that are counted for the lag of a query: the count of more would cost as much as reading them.
+MOST_COUNTED = 100_000
+
+
+@attrs.frozen
+class Unread:
+    """What a query had not read of a writer when a batch was planned.
+
+    ``rows``: proven rows behind the batch's end, at most `MOST_COUNTED`. ``seconds``: the age of the first row that was
+    not read before the batch; None in a table of the application's, which has no times.
+    """
+
+    rows: int
+    seconds: float | None
 
 
 def sqlite_path(url: str) -> str | None:
@@ -146,6 +163,27 @@ class Table:
                 return (first[0][0] if first else None), None
             beyond = (yield Sql(f"{rows} OFFSET ?", (*params, most)))[0]
             return first[0][0], beyond[0][0] if beyond else None
+
+        return self.ask(body)
+
+    def unread(self, begun: Sequence[Span], left: Sequence[Span]) -> dict[str, Unread]:
+        """What a batch found and leaves, per writer. ``begun``: the spans that were not read before it; ``left``: those
+        that it does not read either. Asks for one row of each span in ``begun`` and counts those of ``left``."""
+
+        def body() -> Plan[dict[str, Unread]]:
+            ages: dict[str, float | None] = {}
+            for writer, after, upto in begun:
+                found, params = self.backing.rows(writer, after, upto)
+                age = "NULL" if self.backing.own else self.dialect.age("committed_at")
+                answers = yield Sql(f"SELECT {age} {found} ORDER BY {self.backing.by_token} LIMIT 1", params)
+                for (seconds,) in answers[0]:
+                    ages[writer] = None if seconds is None else max(0.0, float(seconds))
+            rows: dict[str, int] = {}
+            for writer, after, upto in left:
+                found, params = self.backing.rows(writer, after, upto)
+                answers = yield Sql(f"SELECT count(*) FROM (SELECT 1 {found} LIMIT {MOST_COUNTED}) AS r", params)
+                rows[writer] = answers[0][0][0]
+            return {writer: Unread(rows.get(writer, 0), seconds) for writer, seconds in ages.items()}
 
         return self.ask(body)
 

@@ -197,6 +197,27 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(FOLLOWING + "available_now_ends_with_what_was_there",),
     ),
     Mutant(
+        name="a-query-that-has-read-all-keeps-its-last-lag",
+        rule="9",
+        harm="The lag of a query at rest seems to be that of its last batch for ever, and the table is asked for it.",
+        edits=(Edit("Follower._next", "        self._begun = self._left = ()\n", ""),),
+        checks=(FOLLOWING + "the_lag_is_what_a_batch_finds_and_what_it_leaves",),
+    ),
+    Mutant(
+        name="the-lag-counts-what-the-batch-reads",
+        rule="9",
+        harm="A query that keeps up seems to be a whole batch behind.",
+        edits=(Edit("Follower._next", "ranges(end, available, {}).spans", "found.spans"),),
+        checks=(FOLLOWING + "the_lag_is_what_a_batch_finds_and_what_it_leaves",),
+    ),
+    Mutant(
+        name="a-listener-is-not-told-that-a-query-has-ended",
+        rule="9",
+        harm="A gauge goes on showing the lag of a query that is not there any more.",
+        edits=(Edit("LagListener.onQueryTerminated", "self._tell_end(str(event.id))", "pass"),),
+        checks=("pipeline/test_lag.py::test_the_listener_tells_each_lag_and_in_the_end_that_there_is_none",),
+    ),
+    Mutant(
         name="a-checkpoint-of-another-stream-is-taken",
         rule="9",
         harm="A query that is given another stream begins at that one's positions: all rows below are lost.",

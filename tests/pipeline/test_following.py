@@ -6,13 +6,14 @@ from typing import Any
 import attrs
 import pytest
 
-from busrep.errors import ConfigError, EpochChanged, PositionsAheadOfTable, PositionTooOld
+from busrep.errors import ConfigError, EpochChanged, PositionsAheadOfTable, PositionTooOld, Unavailable
 from busrep.spark import following
 from busrep.spark.following import Follower, resolved
 from busrep.spark.losses import Losses, WriterGone
 from busrep.spark.offsets import Offset
 from busrep.spark.options import EARLIEST, LATEST, Options, Positions
 from busrep.spark.planning import Span
+from busrep.spark.table import Unread
 from busrep.stores.snapshots import LogState
 
 ONE, TWO = "1" * 32, "2" * 32
@@ -28,6 +29,8 @@ class FakeTable:
     epoch: str = ONE
     replica: bool = False
     looks: int = 0
+    counts: int = 0
+    away: bool = False
 
     def log(self) -> LogState:
         self.looks += 1
@@ -44,6 +47,14 @@ class FakeTable:
             if any(name == writer and after < token <= upto for name, after, upto in spans)
             for _ in range(count)
         ]
+
+    def unread(self, begun: Sequence[Span], left: Sequence[Span]) -> dict[str, Unread]:
+        self.counts += 1
+        if self.away:
+            raise Unavailable("the table", "it is away")
+        first = {writer: rows[0] for writer, after, upto in begun if (rows := self.rows([(writer, after, upto)]))}
+        rows = {writer: len(self.rows([span for span in left if span[0] == writer])) for writer in first}
+        return {writer: Unread(rows[writer], float(token)) for writer, token in first.items()}
 
     def at_time(self, log: LogState, micros: int) -> dict[str, int]:
         return {writer: min(position, micros) for writer, position in log.positions.items()}
@@ -100,6 +111,26 @@ def test_a_query_goes_up_to_the_proven_positions_and_not_beyond() -> None:
     assert one.report() == end
     table.positions["a"] = 5
     assert one.latest(end, None) == offset(ONE, {"a": 5, "b": 2})
+
+
+def test_the_lag_is_what_a_batch_finds_and_what_it_leaves() -> None:
+    table = FakeTable(dict.fromkeys(range(1, 8), ("a", 1)) | {8: ("b", 2)}, {"a": 7, "b": 7})
+    one = follower(table)
+    assert one.lag() == {}
+    at = one.latest(one.initial(), 3)
+    assert one.lag() == {"a": Unread(4, 1.0)}
+    table.positions["b"] = 8
+    at = one.latest(at, 3)
+    assert one.lag() == {"a": Unread(1, 4.0), "b": Unread(2, 8.0)}
+    table.away = True
+    assert one.lag() == {}, "the table does not answer"
+    table.away = False
+    at = one.latest(at, None)
+    assert one.lag() == {"a": Unread(0, 7.0), "b": Unread(0, 8.0)}
+    counts = table.counts
+    assert one.latest(at, None) is at
+    assert one.lag() == {}
+    assert table.counts == counts, "a query that has read all asks nothing"
 
 
 def test_positions_that_move_over_nothing_make_no_batch() -> None:

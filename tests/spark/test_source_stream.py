@@ -7,6 +7,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from busrep.spark.failures import reason
+from busrep.spark.lag import Lag, LagListener, lags_of
 from busrep.testing.servers import start_redis
 from tests.spark.long import long
 from tests.spark.source_facts import Log, trade
@@ -114,6 +116,33 @@ def test_batches_restarts_and_a_crash_lose_nothing_and_double_nothing(target: Ta
     password = log.options.get("passwordFile")
     if password is not None:
         assert not any(Path(password).read_bytes().strip() in text for text in found)
+
+
+def test_the_progress_of_a_query_tells_its_lag_and_a_listener_hears_it(one_target: Target) -> None:
+    one_target.log.fill()
+    told: list[Lag] = []
+    ended = threading.Event()
+
+    def tell(lag: Lag) -> None:
+        told.append(lag)
+        if not lag.rows:
+            ended.set()
+
+    listener = LagListener(tell)
+    one_target.spark.streams.addListener(listener)
+    try:
+        query = one_target.start(maxRowsPerTrigger=7)
+        assert query.awaitTermination(120)
+        assert ended.wait(60), "the listener's last word is that nothing is left"
+    finally:
+        one_target.spark.streams.removeListener(listener)
+    batches = [lag for each in query.recentProgress for lag in lags_of(each) if lag.rows]
+    assert told == [*batches, attrs.evolve(batches[0], rows={}, seconds={})]
+    rows = len(keys(one_target.log))
+    assert [sum(lag.rows.values()) for lag in batches] == [
+        rows - done for done in accumulate(len(rows) for _, rows in one_target.batches)
+    ]
+    assert all(lag.stream == "trades" and min(lag.seconds.values()) >= 0 for lag in batches)
 
 
 @long

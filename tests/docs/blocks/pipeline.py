@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import attrs
 
@@ -44,3 +46,26 @@ async def derive(at: Scope) -> AsyncGenerator[None, None]:
     yield
     assert list(at.invoices(SimpleNamespace(number=7, status="paid"), "orders", "web-1", 55)) == [Invoice(7, 55)]
     assert list(at.invoices(SimpleNamespace(number=7, status="new"), "orders", "web-1", 56)) == []
+
+
+@attrs.define
+class Gauge:
+    """As prometheus_client has them: ``values`` is {labels: value}."""
+
+    values: dict[tuple[str, ...], float] = attrs.field(factory=dict)
+
+    def labels(self, *names: str) -> Any:
+        return SimpleNamespace(set=lambda value: self.values.update({names: value}))
+
+
+async def lag(at: Scope) -> AsyncGenerator[None, None]:
+    at.rows, at.age, added = Gauge(), Gauge(), []
+    at.spark = SimpleNamespace(streams=SimpleNamespace(addListener=added.append))
+    yield
+    writers = {"w1": {"rows": 3, "seconds": 2.5}, "w2": {"rows": 1, "seconds": 1.0}}
+    latest = json.dumps({"epoch": "1", "stream": "orders", "lag": writers})
+    progress = SimpleNamespace(id="q1", name="copies", sources=[SimpleNamespace(latestOffset=latest)])
+    added[0].onQueryProgress(SimpleNamespace(progress=progress))
+    assert (at.rows.values, at.age.values) == ({("copies", "orders"): 4}, {("copies", "orders"): 2.5})
+    added[0].onQueryTerminated(SimpleNamespace(id="q1"))
+    assert (at.rows.values, at.age.values) == ({("copies", "orders"): 0}, {("copies", "orders"): 0})
