@@ -56,6 +56,7 @@ class Options:
     ending: Positions = LATEST
     max_rows: int | None = None
     partitions: int | None = None
+    min_partitions: int = 1
     fail_on_data_loss: bool = True
     include_metadata: bool = False
     redis: str | None = None
@@ -64,11 +65,21 @@ class Options:
     redis_password_file: str | None = None
 
 
+# Names of Spark's Kafka source, and what they stand for. failOnDataLoss and minPartitions are no aliases.
+ALIASES = {
+    "startingOffsets": "startingPositions", "endingOffsets": "endingPositions",
+    "maxOffsetsPerTrigger": "maxRowsPerTrigger",
+}  # fmt: skip
 NAMES = (
     "store", "stream", "streams", "typed", "writers", "columns", "startingPositions", "endingPositions",
-    "maxRowsPerTrigger", "partitions", "failOnDataLoss", "includeMetadata", "redis", "name", "passwordFile",
-    "redisPasswordFile",
+    "maxRowsPerTrigger", "partitions", "minPartitions", "failOnDataLoss", "includeMetadata", "redis", "name",
+    "passwordFile", "redisPasswordFile", *ALIASES,
 )  # fmt: skip
+# Which values of Kafka's mean the same here, and what others would mean otherwise.
+_OFFSETS = {
+    "startingOffsets": (("earliest", "latest"), "the first that is read, -2 the earliest, -1 the latest", "is behind"),
+    "endingOffsets": (("latest",), "the first that is not read, -1 the latest", "ends with"),
+}
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> Options:
@@ -77,15 +88,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> 
     Raises ConfigError, which names the option and says what is allowed.
     """
     found = {str(name).lower(): str(value) for name, value in given.items()}
-    known = {name.lower(): name for name in NAMES}
-    for wrong in sorted(found.keys() - known.keys()):
-        near = difflib.get_close_matches(wrong, known, 1)
-        meant = f"; did you mean {known[near[0]]!r}?" if near else "."
-        raise ConfigError(f"option {wrong!r} is not known{meant} These are: {', '.join(NAMES)}")
-    if streaming and "endingpositions" in found:
-        raise ConfigError("option 'endingPositions' is for spark.read alone: a stream has no end")
-    if streaming is False and "maxrowspertrigger" in found:
-        raise ConfigError("option 'maxRowsPerTrigger' is for spark.readStream alone: a batch has no triggers")
+    _check_names(found, streaming)
     typed = _switch(found, "typed", default="streams" in found)
     include = _switch(found, "includeMetadata", default=False)
     if typed and "streams" not in found:
@@ -97,17 +100,56 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> 
     redis, name = redis_of(found), found.get("name")
     if (redis is None) != (name is None):
         raise ConfigError("options 'redis' and 'name' go together: the Redis of a bus, and the bus's name there")
+    most, least = (number_of(found, one, MOST_PARTITIONS) for one in ("partitions", "minPartitions"))
+    if most is not None and least is not None and most < least:
+        raise ConfigError(f"option 'minPartitions' is {least}: at most {most}, the option 'partitions', is needed")
     return Options(
         store=store_of(found), stream=word_of(found, "stream"), streams=found.get("streams"), typed=typed,
         writers=words_of(found, "writers"), columns=words_of(found, "columns"),
-        starting=positions_of(found, "startingPositions", EARLIEST),
-        ending=positions_of(found, "endingPositions", LATEST),
-        max_rows=number_of(found, "maxRowsPerTrigger", 2**63 - 1),
-        partitions=number_of(found, "partitions", MOST_PARTITIONS),
+        starting=_positions(found, "startingPositions", EARLIEST),
+        ending=_positions(found, "endingPositions", LATEST),
+        max_rows=number_of(found, _as_given(found, "maxRowsPerTrigger"), 2**63 - 1),
+        partitions=most, min_partitions=least or 1,
         fail_on_data_loss=_switch(found, "failOnDataLoss", default=True), include_metadata=include,
         redis=redis, name=name, password_file=found.get("passwordfile"),
         redis_password_file=found.get("redispasswordfile"),
     )  # fmt: skip
+
+
+def _check_names(found: Mapping[str, str], streaming: bool | None) -> None:
+    known = {name.lower(): name for name in NAMES}
+    for wrong in sorted(found.keys() - known.keys()):
+        near = difflib.get_close_matches(wrong, known, 1)
+        meant = f"; did you mean {known[near[0]]!r}?" if near else "."
+        raise ConfigError(f"option {wrong!r} is not known{meant} These are: {', '.join(NAMES)}")
+    for alias, name in ALIASES.items():
+        if alias.lower() in found and name.lower() in found:
+            raise ConfigError(f"options {alias!r} and {name!r} are one: pass only {name!r}")
+    ending, most = _as_given(found, "endingPositions"), _as_given(found, "maxRowsPerTrigger")
+    if streaming and ending.lower() in found:
+        raise ConfigError(f"option {ending!r} is for spark.read alone: a stream has no end")
+    if streaming is False and most.lower() in found:
+        raise ConfigError(f"option {most!r} is for spark.readStream alone: a batch has no triggers")
+
+
+def _as_given(found: Mapping[str, str], name: str) -> str:
+    """The name under which an option is given: its own, or its alias."""
+    return next((alias for alias, meant in ALIASES.items() if meant == name and alias.lower() in found), name)
+
+
+def _positions(found: Mapping[str, str], name: str, default: Positions) -> Positions:
+    given = _as_given(found, name)
+    if given == name:
+        return positions_of(found, name, default)
+    value = found[given.lower()].strip()
+    words, offset, position = _OFFSETS[given]
+    if value.lower() in words:
+        return Positions(value.lower())
+    raise ConfigError(
+        f"option {given!r} is {value[:200]!r}: {' or '.join(words)} is needed. In Kafka a map has "
+        f'{{"topic": {{"partition": offset}}}}, and an offset is {offset}. Pass the option {name!r} for others: a map '
+        f'{{"writer": ID}}, what is read {position} this ID, or a timestamp'
+    )
 
 
 def store_of(found: Mapping[str, str]) -> str:

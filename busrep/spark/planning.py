@@ -45,25 +45,24 @@ def ranges(start: Mapping[str, int], end: Mapping[str, int], floors: Mapping[str
     return Ranges(spans, lost)
 
 
-def partitions(spans: Sequence[Span], count: int | None) -> list[list[Span]]:
-    """The spans in about ``count`` slices of the axis of tokens, each as a list of spans, in order.
+def partitions(spans: Sequence[Span], most: int | None = None, least: int = 1) -> list[list[Span]]:
+    """The spans in slices of the axis of tokens, each as a list of spans, in order; each slice has as many IDs, or one
+    more.
 
-    With ``count`` None there are `PARTITIONS`, fewer where they would be smaller than `LEAST_IDS`. At most ``count``
-    slices come out; fewer where there are not so many IDs.
+    There are ``most`` slices, or with None up to `PARTITIONS`, fewer where they would be smaller than `LEAST_IDS`; but
+    not fewer than ``least``. Where there are not so many IDs each has a slice of its own.
     """
     covered = _union((after, upto) for _, after, upto in spans)
     total = sum(upto - after for after, upto in covered)
     if not total:
         return []
-    if count is None:
-        count = min(PARTITIONS, -(-total // LEAST_IDS))
-    width = -(-total // count)
-    cuts = [covered[0][0], *_cuts(covered, width), covered[-1][1]]
+    wanted = min(PARTITIONS, -(-total // LEAST_IDS)) if most is None else most
+    cuts = [covered[0][0], *_cuts(covered, total, min(max(wanted, least), total)), covered[-1][1]]
     slices = []
     for after, upto in pairwise(cuts):
         found = [(writer, max(low, after), min(high, upto)) for writer, low, high in spans]
         slices.append([span for span in found if span[1] < span[2]])
-    return [spans for spans in slices if spans]
+    return slices
 
 
 def _union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -77,21 +76,15 @@ def _union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _cuts(covered: Sequence[tuple[int, int]], width: int) -> list[int]:
-    """The tokens after which ``width``, 2 ``width``, ... covered IDs lie, short of all of them."""
+def _cuts(covered: Sequence[tuple[int, int]], total: int, count: int) -> list[int]:
+    """The tokens after which 1, 2, ... of ``count`` equal parts of the ``total`` covered IDs end, short of the last."""
     cuts: list[int] = []
-    wanted = width  # IDs that are still missing to the next cut
+    passed = 0  # IDs of the intervals before
     for after, upto in covered:
-        at = after
-        while upto - at > wanted:
-            at += wanted
-            wanted = width
-            cuts.append(at)
-        wanted -= upto - at
-        if not wanted:
-            wanted = width
-            cuts.append(upto)
-    return [cut for cut in cuts if cut < covered[-1][1]]
+        while len(cuts) + 1 < count and (end := total * (len(cuts) + 1) // count) <= passed + upto - after:
+            cuts.append(after + end - passed)
+        passed += upto - after
+    return cuts
 
 
 def admitted(spans: Sequence[Span], first: int | None, beyond: int | None) -> int | None:

@@ -142,7 +142,8 @@ class _Reader:
         _keep_imports()
 
     def _partitions(self, epoch: str, spans: Sequence[Any]) -> list[InputPartition]:
-        return [InputPartition((epoch, one)) for one in partitions(spans, self._options.partitions)]
+        options = self._options
+        return [InputPartition((epoch, one)) for one in partitions(spans, options.partitions, options.min_partitions)]
 
 
 class BatchReader(_Reader, DataSourceReader):

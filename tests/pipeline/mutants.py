@@ -12,6 +12,7 @@ BACKFILL = "pipeline/test_backfill.py::test_"
 COLUMNS = "pipeline/test_columns.py::test_"
 FOLLOWING = "pipeline/test_following.py::test_"
 LISTENING = "pipeline/test_listening.py::test_"
+OPTIONS = "pipeline/test_options.py::test_"
 PASSWORDS = "cli/test_passwords.py::test_"
 PLANNING = "pipeline/test_planning.py::test_"
 PRIVATE_FILES = "stores/test_private_files.py::test_"
@@ -143,6 +144,27 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
         ),
         checks=(PLANNING + "the_oldest_facts_are_admitted_and_none_is_cut[1-4]",),
+    ),
+    Mutant(
+        name="a-map-of-kafkas-offsets-is-taken-for-positions",
+        rule="9",
+        harm="A query that was one of Kafka's begins behind the row that its map names: a row less, and no error.",
+        edits=(
+            Edit(
+                "options._positions",
+                "    if given == name:\n",
+                "    if given == name or found[given.lower()][0] == '{':\n",
+            ),
+            Edit("options._positions", "positions_of(found, name, default)", "positions_of(found, given, default)"),
+        ),
+        checks=(OPTIONS + "offsets_of_kafka_are_not_taken_for_positions[start]",),
+    ),
+    Mutant(
+        name="a-minimum-of-partitions-is-a-wish",
+        rule="3",
+        harm="A query that asks for 32 tasks on a cluster has the default's eight, and takes four times as long.",
+        edits=(Edit("planning.partitions", "max(wanted, least)", "wanted"),),
+        checks=(PLANNING + "there_are_as_many_partitions_as_are_asked_for_at_least",),
     ),
     Mutant(
         name="executors-do-not-look-at-the-floor",

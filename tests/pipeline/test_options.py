@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from busrep.errors import ConfigError
-from busrep.spark.options import EARLIEST, LATEST, NAMES, Options, declared_stream, read_options
+from busrep.spark.options import ALIASES, EARLIEST, LATEST, NAMES, Options, declared_stream, read_options
 
 STORE = "postgresql://app@db/shop"
 LEAST = {"store": STORE, "stream": "orders"}
@@ -71,6 +71,13 @@ def test_all_options_are_read() -> None:
         ("maxRowsPerTrigger", "many", "an integer from 1 to"),
         ("maxRowsPerTrigger", "1.5", "an integer from 1 to"),
         ("partitions", "10001", "an integer from 1 to 10000"),
+        ("minPartitions", "0", "an integer from 1 to 10000"),
+        ("maxOffsetsPerTrigger", "many", "an integer from 1 to"),
+        ("startingOffsets", '{"orders": {"0": 5}}', "an offset is the first that is read"),
+        ("startingOffsets", "2026-01-31T12:00:00Z", "earliest or latest is needed"),
+        ("startingOffsets", "", "earliest or latest is needed"),
+        ("endingOffsets", '{"orders": {"0": -1}}', "an offset is the first that is not read"),
+        ("endingOffsets", "earliest", "latest is needed"),
         ("failOnDataLoss", "no", "true or false"),
         ("includeMetadata", "1", "true or false"),
         ("typed", "yes", "true or false"),
@@ -97,7 +104,38 @@ def test_an_unknown_option_is_told_with_what_was_meant() -> None:
     assert all(name in str(caught.value) for name in NAMES)
 
 
+def test_kafkas_names_are_taken() -> None:
+    found = options(startingOffsets="Latest", maxOffsetsPerTrigger="5", minPartitions="3", failOnDataLoss="false")
+    assert (found.starting, found.max_rows, found.min_partitions, found.fail_on_data_loss) == (LATEST, 5, 3, False)
+    assert options(startingOffsets="earliest", endingOffsets="latest") == options()
+
+
+@pytest.mark.parametrize(("alias", "name"), ALIASES.items())
+def test_an_alias_is_not_given_beside_its_option(alias: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"options '{alias}' and '{name}' are one: pass only '{name}'"):
+        options(**{alias: "latest", name: "latest"})
+
+
+@pytest.mark.parametrize(
+    ("alias", "name", "place"),
+    [("startingOffsets", "startingPositions", "is behind"), ("endingOffsets", "endingPositions", "ends with")],
+    ids=["start", "end"],
+)
+def test_offsets_of_kafka_are_not_taken_for_positions(alias: str, name: str, place: str) -> None:
+    for value in ('{"orders": {"0": 55}}', '{"w1": 55}'):
+        with pytest.raises(ConfigError) as caught:
+            options(**{alias: value})
+        assert f"option {alias!r} is {value!r}" in str(caught.value)
+        assert f'option {name!r} for others: a map {{"writer": ID}}, what is read {place} this ID' in str(caught.value)
+
+
 def test_options_that_do_not_go_together() -> None:
+    with pytest.raises(ConfigError, match="'minPartitions' is 4: at most 3, the option 'partitions', is needed"):
+        options(partitions="3", minPartitions="4")
+    with pytest.raises(ConfigError, match="'endingOffsets' is for spark.read alone"):
+        options(True, endingOffsets="latest")
+    with pytest.raises(ConfigError, match="'maxOffsetsPerTrigger' is for spark.readStream alone"):
+        options(False, maxOffsetsPerTrigger="5")
     with pytest.raises(ConfigError, match="'endingPositions' is for spark.read alone"):
         options(True, endingPositions="latest")
     with pytest.raises(ConfigError, match="'maxRowsPerTrigger' is for spark.readStream alone"):

@@ -44,7 +44,7 @@ def test_partitions_hold_each_id_once_and_cut_at_tokens_alone() -> None:
         count = rng.randrange(1, 12)
         found = partitions(spans, count)
         assert sorted(ids([span for one in found for span in one])) == sorted(ids(spans))
-        assert len(found) <= count
+        assert len(found) == min(count, len({token for _, token in ids(spans)}))
         assert all(found)
         # In order, and one after the other on the axis: what a token has is in one partition, whichever writer's it is.
         highest = [max(high for _, _, high in one) for one in found]
@@ -65,6 +65,13 @@ def test_little_is_not_cut_unless_that_is_asked_for() -> None:
     assert len(partitions([("a", 0, 10)], None)) == 1
     assert len(partitions([("a", 0, LEAST_IDS + 1)], None)) == 2
     assert len(partitions([("a", 0, LEAST_IDS * 1000)], None)) == PARTITIONS
+
+
+def test_there_are_as_many_partitions_as_are_asked_for_at_least() -> None:
+    assert len(partitions([("a", 0, 9)], least=4)) == 4
+    assert len(partitions([("a", 0, 3), ("b", 1, 3)], least=4)) == 3
+    assert len(partitions([("a", 0, LEAST_IDS * 3)], least=2)) == 3
+    assert len(partitions([("a", 0, 9)], 5, 4)) == 5
 
 
 def batch(facts: dict[int, tuple[str, int]], spans: list[Span], most: int) -> int | None:

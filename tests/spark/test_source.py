@@ -71,6 +71,8 @@ def test_a_part_of_it(spark: SparkSession, log: Log) -> None:
     assert tokens(some) == [5, 5, 5, 8, 10, 11, 13]
     assert tokens(load(spark, log, startingPositions='{"w1": 18}', endingPositions='{"w2": 9}')) == [3, 6, 9]
     assert load(spark, log, startingPositions="latest").count() == 0
+    assert load(spark, log, startingOffsets="latest").count() == 0
+    assert load(spark, log, minPartitions=4).rdd.getNumPartitions() == 4
     log.sql("UPDATE busrep_facts SET committed_at = committed_at")
     for token in set(proven):
         log.committed(token, NOON + timedelta(seconds=token))
