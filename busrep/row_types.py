@@ -12,7 +12,8 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from itertools import chain, islice, starmap
 from typing import Any, Generic, TypeVar, cast
 
@@ -108,8 +109,6 @@ _SIMPLE: dict[Any, FieldType] = {
     float: FieldType("float", float, {float: None, int: _floats}, {float: None, int: None}),
     datetime: FieldType("datetime", None, {str: _datetimes}, {datetime: None}),
 }
-
-
 _BY_TEXT = {kind.text: kind for kind in _SIMPLE.values()}
 
 
@@ -166,15 +165,13 @@ def _union(kinds: Sequence[FieldType]) -> FieldType:
             if found in union.read and convert is not _floats:
                 raise KeyError(found)
             union.read.setdefault(found, convert)
-        for found, deeper in kind.write.items():
-            union.write.setdefault(found, deeper)
+        union.write.update(kind.write | union.write)  # the first one counts
     return union
 
 
 def _array_of(inner: FieldType, made: type) -> FieldType:
     def read(column: _Column) -> _Column:
-        flat = list(chain.from_iterable(column))
-        values = iter(inner.column(flat))
+        values = iter(inner.column(list(chain.from_iterable(column))))
         return [made(islice(values, len(value))) for value in column]
 
     def fits(value: Any) -> bool:
@@ -185,8 +182,7 @@ def _array_of(inner: FieldType, made: type) -> FieldType:
 
 def _dict_of(inner: FieldType) -> FieldType:
     def read(column: _Column) -> _Column:
-        flat = list(chain.from_iterable(value.values() for value in column))
-        values = iter(inner.column(flat))
+        values = iter(inner.column(list(chain.from_iterable(value.values() for value in column))))
         return [dict(zip(value, islice(values, len(value)), strict=True)) for value in column]
 
     def fits(value: Any) -> bool:
@@ -215,6 +211,10 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, datetime):
         # In UTC: a database gives the same instant back in the zone of whoever asks, and a row has one form only.
         return (value if value.tzinfo is None else value.astimezone(UTC)).isoformat()
+    if isinstance(value, date | Decimal):
+        return str(value)
+    if attrs.has(type(value)):
+        return {field.name: getattr(value, field.name) for field in attrs.fields(type(value)) if field.init}
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
@@ -234,8 +234,6 @@ class Field:
 
 
 Fields = tuple[Field, ...]
-
-
 _PLAIN = (int, float, str, bool)
 
 

@@ -63,12 +63,14 @@ def json_bytes(value: object, default: Callable[[Any], Any] | None = None) -> by
     return _NOT_ASCII.sub(lambda wide: encode_basestring_ascii(wide[0])[1:-1], text.decode()).encode()
 
 
-def _finite(value: object) -> bool:
+def _finite(value: Any) -> bool:
     if isinstance(value, float):
         return value - value == 0
     if isinstance(value, dict):
         return all(map(_finite, value.values()))
-    return not isinstance(value, list | tuple) or all(map(_finite, value))
+    if value is None or isinstance(value, str | int) or not attrs.has(type(value)):
+        return not isinstance(value, list | tuple) or all(map(_finite, value))
+    return all(_finite(getattr(value, field.name)) for field in attrs.fields(type(value)) if field.init)
 
 
 @attrs.frozen

@@ -1,14 +1,8 @@
 """Columns: the attrs fields of a row class as Spark's types, and the JSON rows of a table as Arrow's columns.
 
-    int                 bigint              list[X], tuple[X, ...]      array<X>
-    float               double              dict[str, X]                map<string, X>
-    str                 string              X | None                    X, nullable
-    bool                boolean             anything else               string: the value's JSON
-    datetime            timestamp (UTC; a time without a zone counts as UTC)
-
-A field with a converter is of the type that it is annotated with, when that is `date` (date) or `Decimal`
-(decimal(38,18)): the converter is called for each value. With any other annotation it is a string, and the converter is
-not called: a JSON text as it is, without quotes, any other value as its JSON.
+What type a field has kinds.py says. A field with a converter has the type that it is annotated with where only a
+converter makes such values (a date, say): the converter is called for each value. With any other annotation it is a
+string, and the converter is not called: a JSON text as it is, without quotes, any other value as its JSON.
 
 Rows of other versions of the class are read as busrep/streams.py does it: trailing fields that the class does not know
 are dropped, those that are missing have their defaults.
@@ -16,11 +10,9 @@ are dropped, those that are missing have their defaults.
 
 from __future__ import annotations
 
-import types
 import typing
 from collections.abc import Callable, Sequence
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from datetime import UTC, datetime
 from itertools import chain, islice
 from typing import Any
 
@@ -28,6 +20,7 @@ import attrs
 import orjson
 
 from busrep.errors import ConfigError, MissingExtra, RowError
+from busrep.spark.kinds import Kind, WrongKindError, arrow_value, kind_of
 from busrep.streams import Stream
 
 try:
@@ -46,65 +39,13 @@ _GENERIC_TYPES = {
 }  # fmt: skip
 
 
-# -- types -----------------------------------------------------------------------------------------------------------
-
-
-@attrs.frozen
-class Kind:
-    """What a value is in JSON and in Spark. ``name``: a key of `_SPARK`, ``list`` or ``dict``."""
-
-    name: str
-    nullable: bool = False
-    inner: Kind | None = None
-
-    def spark_type(self) -> spark.DataType:
-        """The type of a column of it."""
-        if self.inner is not None:
-            inner = self.inner.spark_type()
-            if self.name == "list":
-                return spark.ArrayType(inner, self.inner.nullable)
-            return spark.MapType(spark.StringType(), inner, self.inner.nullable)
-        return _SPARK[self.name]
-
-
-_SPARK: dict[str, spark.DataType] = {
-    "int": spark.LongType(), "float": spark.DoubleType(), "str": spark.StringType(), "bool": spark.BooleanType(),
-    "datetime": spark.TimestampType(), "json": spark.StringType(),
-    "text": spark.StringType(), "date": spark.DateType(), "decimal": spark.DecimalType(38, 18),
-}  # fmt: skip
-_SIMPLE: dict[Any, str] = {int: "int", float: "float", str: "str", bool: "bool", datetime: "datetime"}
-# JSON types of a kind's values; of the others they are all.
-_ADMITTED: dict[str, set[type]] = {
-    "int": {int}, "float": {float, int}, "str": {str}, "bool": {bool}, "datetime": {str}, "list": {list},
-    "dict": {dict},
-}  # fmt: skip
-_JSON = Kind("json", nullable=True)
-# Of a field with a converter: what the converter gives, by the annotation.
-_CONVERTED: dict[Any, str] = {date: "date", Decimal: "decimal"}
-
-
-def kind_of(annotation: Any) -> Kind:
-    """The kind of a field's annotation."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        some = [argument for argument in arguments if argument is not type(None)]
-        if len(some) == 1 and len(arguments) == 2:
-            return attrs.evolve(kind_of(some[0]), nullable=True)
-        return _JSON
-    if (origin is list and arguments) or (origin is tuple and arguments[1:] == (...,)):
-        return Kind("list", inner=kind_of(arguments[0]))
-    if origin is dict and arguments[0] is str:
-        return Kind("dict", inner=kind_of(arguments[1]))
-    try:
-        return Kind(_SIMPLE[annotation])
-    except (KeyError, TypeError):
-        return _JSON
+# -- fields ----------------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen
 class Field:
     """A field of a row class. ``default``: what a row that is too short has, in JSON, or before its converter;
-    ``required``: there is none. ``converter``: makes a date or a Decimal of a value."""
+    ``required``: there is none. ``converter``: makes values of the kind of JSON values."""
 
     name: str
     kind: Kind
@@ -114,28 +55,28 @@ class Field:
 
 
 def fields_of(stream: Stream[Any]) -> list[Field]:
-    """The fields of a stream's row class, in the order of a row. Raises ConfigError for a stream that has none."""
+    """The fields of a stream's row class, in the order of a row. Raises ConfigError for a stream that has none, and for
+    a class in it whose annotations cannot be resolved."""
     row_type: Any = stream.row_type
     if row_type is None:
         raise ConfigError(
             f"stream {stream.name!r} has no row class, so its rows have no columns: pass option 'typed' as false"
         )
     hints = typing.get_type_hints(row_type)
-    return [_field(field, hints.get(field.name, Any)) for field in attrs.fields(row_type) if field.init]
+    return [_field(stream.name, field, hints.get(field.name, Any)) for field in attrs.fields(row_type) if field.init]
 
 
-def _field(field: attrs.Attribute[Any], annotation: Any) -> Field:
-    if field.converter is None:
+def _field(stream: str, field: attrs.Attribute[Any], annotation: Any) -> Field:
+    try:
         kind = kind_of(annotation)
+    except ConfigError as error:
+        raise ConfigError(f"stream {stream!r}, field {field.name!r}: {error}") from None
+    if field.converter is None:
         return Field(field.name, kind, *_default(field.default, kind))
-    declared = [annotation]
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        declared = [one for one in typing.get_args(annotation) if one is not type(None)]
-    made = next((name for one, name in _CONVERTED.items() if declared == [one]), None)
-    if made is None or isinstance(field.converter, attrs.Converter):  # which may want the whole row
+    if not kind.needs_converter or isinstance(field.converter, attrs.Converter):  # which may want the whole row
         kind = Kind("text", nullable=True)
         return Field(field.name, kind, *_default(field.default, kind))
-    kind = Kind(made, nullable=True)
+    kind = attrs.evolve(kind, nullable=True)
     if field.default is attrs.NOTHING or getattr(field.default, "takes_self", False):
         return Field(field.name, kind, required=True, converter=field.converter)
     default = field.default.factory() if isinstance(field.default, attrs.Factory) else field.default
@@ -221,8 +162,11 @@ def typed_shape(stream: Stream[Any], *, metadata: bool) -> Shape:
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
-class _MismatchError(ValueError):
-    """A value that its kind does not admit."""
+# JSON types of a kind's values; of the others they are all.
+_ADMITTED: dict[str, set[type]] = {
+    "int": {int}, "float": {float, int}, "str": {str}, "bool": {bool}, "datetime": {str}, "list": {list},
+    "dict": {dict},
+}  # fmt: skip
 
 
 def decode(stream: str, fields: Sequence[Field], wanted: Sequence[int], tokens: Any, rows: Any) -> list[list[Any]]:
@@ -287,23 +231,22 @@ def arrow_column(stream: str, field: Field, values: list[Any], arrow_type: Any) 
 
 
 def _through(converter: Callable[[Any], Any], kind: Kind, values: list[Any]) -> list[Any]:
-    """Dates or Decimals of values, by the application's converter. Raises _MismatchError."""
+    """What the application's converter makes of values, as pyarrow takes it. Raises WrongKindError."""
     found = []
     for value in values:
         try:
             made = None if value is None else converter(value)
         except Exception as error:  # the application's code may raise anything
-            raise _MismatchError(f"its converter refuses {value!r}: {type(error).__name__}: {error}") from None
-        if isinstance(made, datetime):
-            made = made.date()
-        if made is not None and not isinstance(made, date if kind.name == "date" else Decimal):
-            raise _MismatchError(f"its converter gives {type(made).__name__}, and the field is a {kind.name}")
-        found.append(made)
+            raise WrongKindError(f"its converter refuses {value!r:.200}: {type(error).__name__}: {error}") from None
+        try:
+            found.append(arrow_value(kind, made))
+        except WrongKindError as error:
+            raise WrongKindError(f"its converter makes {made!r:.200} of {value!r:.200}: {error}") from None
     return found
 
 
 def _converted(kind: Kind, values: list[Any]) -> list[Any]:
-    """JSON values as pyarrow takes them; times stay text. Raises _MismatchError."""
+    """JSON values as pyarrow takes them; times stay text. Raises WrongKindError."""
     if kind.name == "json":
         return [None if value is None else orjson.dumps(value).decode() for value in values]
     if kind.name == "text":
@@ -311,7 +254,7 @@ def _converted(kind: Kind, values: list[Any]) -> list[Any]:
     admitted = _ADMITTED[kind.name]
     found = set(map(type, values))
     for wrong in found - admitted - ({type(None)} if kind.nullable else set()):
-        raise _MismatchError(f"{kind.name} is needed, not {wrong.__name__}")
+        raise WrongKindError(f"{kind.name} is needed, not {wrong.__name__}")
     if kind.name == "float" and int in found:
         return [float(value) if type(value) is int else value for value in values]
     if kind.inner is None:

@@ -3,7 +3,8 @@
 A query's rows are either generic, with the row's JSON text in a column ``row`` (beside it the other columns of the
 source's generic schema may stand, which are ignored), or typed: each column is a field, in the order of the row class.
 With a row class each row is made an object of it, and so checked as every writer's; without one it is an array of its
-columns.
+columns. What a converter makes of a column has to be what the column has: one that divides an amount would otherwise
+divide it with each copy.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import struct
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 
 import attrs
@@ -20,7 +22,8 @@ import pyarrow as pa
 
 from busrep.core.fields import json_bytes
 from busrep.errors import ConfigError, RowError
-from busrep.spark.columns import GENERIC, Kind, fields_of
+from busrep.spark.columns import GENERIC, Field, fields_of
+from busrep.spark.kinds import Kind, WrongKindError, arrow_value
 from busrep.stores.dialect import backing_of, columns_of
 from busrep.streams import Stream
 
@@ -93,17 +96,33 @@ class Encoder:
         return self.stream.encode_all(self.stream.decode(payloads))
 
     def _typed(self, batch: Any) -> list[bytes]:
-        kinds: Sequence[Kind | None] = [None] * batch.num_columns
+        fields: Sequence[Field | None] = [None] * batch.num_columns
         if self.stream.row_type is not None:
-            kinds = [field.kind for field in fields_of(self.stream)][: batch.num_columns]
+            fields = fields_of(self.stream)[: batch.num_columns]
         columns = [
-            _values(self.stream.name, name, column, kind)
-            for name, column, kind in zip(batch.schema.names, batch.columns, kinds, strict=True)
+            _values(self.stream.name, name, column, None if field is None else field.kind)
+            for name, column, field in zip(batch.schema.names, batch.columns, fields, strict=True)
         ]
         payloads = [self._dump(row) for row in zip(*columns, strict=True)]
         if self.stream.row_type is None:
             return payloads
-        return self.stream.encode_all(self.stream.decode(payloads))
+        rows = self.stream.decode(payloads)
+        for field, column, values in zip(fields, batch.columns, columns, strict=True):
+            if field is not None and field.converter is not None and _is_of(field.kind, column.type):
+                self._check_converted(field, column.type, values, rows)
+        return self.stream.encode_all(rows)
+
+    def _check_converted(self, field: Field, type_: Any, values: Sequence[Any], rows: Sequence[Any]) -> None:
+        """Whether a column's values, in JSON, are what the row objects have."""
+        convert = _converter(field.name, type_, field.kind)
+        for value, row in zip(values, rows, strict=True):
+            try:
+                made = _one(convert, arrow_value(field.kind, getattr(row, field.name)))
+            except WrongKindError as error:
+                raise RowError(self.stream.name, field.name, f"its converter's value: {error}", row) from None
+            if made != value:
+                reason = f"its converter makes {made!r:.200} of {value!r:.200}, which the column has"
+                raise RowError(self.stream.name, field.name, reason, row)
 
     def _dump(self, row: Sequence[Any]) -> bytes:
         try:
@@ -172,6 +191,8 @@ def _converter(name: str, type_: Any, kind: Kind | None) -> Convert | None:
         return None
     if types.is_timestamp(type_) or types.is_date(type_):
         return _iso
+    if types.is_decimal(type_) and kind is not None and kind.name == "decimal":
+        return _digits
     inner = None if kind is None else kind.inner
     if types.is_map(type_):
         item = _converter(name, type_.item_type, inner)
@@ -182,9 +203,29 @@ def _converter(name: str, type_: Any, kind: Kind | None) -> Convert | None:
         element = _converter(name, type_.value_type, inner)
         return None if element is None else lambda values: [_one(element, value) for value in values]
     if types.is_struct(type_):
-        parts = {field.name: _converter(name, field.type, None) for field in type_}
+        kinds = {} if kind is None else dict(kind.parts)
+        parts = {field.name: _converter(name, field.type, kinds.get(field.name)) for field in type_}
         return lambda row: {key: _one(parts[key], value) for key, value in row.items()}
     raise ConfigError(f"column {name!r} is {type_}, which has no form in JSON: cast it, to string for instance")
+
+
+_ARROW = {
+    "int": pa.types.is_integer, "float": pa.types.is_floating, "str": pa.types.is_string, "bool": pa.types.is_boolean,
+    "datetime": pa.types.is_timestamp, "json": pa.types.is_string, "date": pa.types.is_date, "uuid": pa.types.is_string,
+    "decimal": pa.types.is_decimal,
+}  # fmt: skip
+
+
+def _is_of(kind: Kind, type_: Any) -> bool:
+    """Whether a column of this type holds the kind's own values, and not, say, a date's text."""
+    if kind.name == "struct":
+        found = {field.name: field.type for field in type_} if pa.types.is_struct(type_) else {}
+        return found.keys() == dict(kind.parts).keys() and all(_is_of(part, found[name]) for name, part in kind.parts)
+    if kind.inner is None:
+        return bool(_ARROW[kind.name](type_))
+    if kind.name == "dict":
+        return pa.types.is_map(type_) and _is_of(kind.inner, type_.item_type)
+    return (pa.types.is_list(type_) or pa.types.is_large_list(type_)) and _is_of(kind.inner, type_.value_type)
 
 
 def _one(convert: Convert | None, value: Any) -> Any:
@@ -195,6 +236,12 @@ def _iso(value: date) -> str:
     if isinstance(value, datetime) and value.tzinfo is not None:
         value = value.astimezone(UTC)
     return value.isoformat()
+
+
+def _digits(value: Decimal) -> str:
+    """A Decimal without the zeros that the column's scale adds."""
+    text = f"{value:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 # -- keys ------------------------------------------------------------------------------------------------------------

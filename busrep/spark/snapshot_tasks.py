@@ -9,11 +9,14 @@ from typing import Any
 import attrs
 import orjson
 
+from busrep.core.fields import json_bytes
 from busrep.core.snapshots import part_hash
 from busrep.errors import ConfigError, MissingExtra, RowError
+from busrep.row_types import plain_value
 from busrep.snapshots.parquet import MAX_BYTES
 from busrep.spark.archive_store import Root
-from busrep.spark.columns import Field, Kind, arrow_column, decode, fields_of
+from busrep.spark.columns import Field, arrow_column, decode, fields_of
+from busrep.spark.kinds import Kind
 from busrep.spark.options import declared_stream
 from busrep.spark.ranged import COLUMNS, schema_of
 from busrep.stores.snapshots import lines_of
@@ -58,7 +61,7 @@ class Keys:
             if name not in known:
                 raise ConfigError(f"stream {self.stream!r} has no field {name!r}; there are: {', '.join(known)}")
         for name in self.names:
-            if _has(known[name].kind, "dict"):
+            if known[name].kind.has("dict"):
                 raise ConfigError(f"--key {name}: a map cannot be a key")
         return fields
 
@@ -78,10 +81,6 @@ class Keys:
         known = {field.name: field for field in self.fields()}
         types = [known[name].kind.spark_type().simpleString() for name in self.names]
         return ", ".join([*map(" ".join, zip(self.columns(), types, strict=True)), "gone boolean", schema_of(COLUMNS)])
-
-
-def _has(kind: Kind, name: str) -> bool:
-    return kind.name == name or (kind.inner is not None and _has(kind.inner, name))
 
 
 def read_keys(stream: str, streams: str, key: str, tombstone: str | None) -> Keys:
@@ -105,7 +104,7 @@ def _value(stream: str, field: Field, text: str) -> Any:
     """A field's value as it stands in JSON: of a text itself, of others their JSON. Raises ConfigError for one that no
     row has there: all keys would be taken for alive."""
     kind = field.kind
-    if kind.name in ("str", "datetime") and not (kind.nullable and text == "null"):
+    if kind.name in ("str", "datetime") and field.converter is None and not (kind.nullable and text == "null"):
         return text
     try:
         value = orjson.loads(text)
@@ -147,7 +146,7 @@ def keyed(keys: Keys) -> Task:
             ]
             gone = [False] * batch.num_rows
             if keys.tombstone is not None:
-                gone = [_same(value, keys.tombstone[1]) for value in values[-1]]
+                gone = [_same(_in_json(value), keys.tombstone[1]) for value in values[-1]]
             yield pyarrow.RecordBatch.from_arrays(
                 [*columns, pyarrow.array(gone, pyarrow.bool_()), *batch.columns],
                 [*keys.columns(), "gone", *batch.schema.names],
@@ -157,7 +156,7 @@ def keyed(keys: Keys) -> Task:
 
 
 def _comparable(kind: Kind, values: list[Any]) -> list[Any]:
-    return list(map(same_key, values)) if _has(kind, "json") else values
+    return list(map(same_key, values)) if kind.has("json") else values
 
 
 def same_key(value: Any) -> Any:
@@ -167,6 +166,12 @@ def same_key(value: Any) -> Any:
     if isinstance(value, list):
         return list(map(same_key, value))
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
+def _in_json(value: Any) -> Any:
+    """A row's value, or a default that goes through a converter, and may be an Enum's member."""
+    known = value is None or isinstance(value, str | int | float | list | dict)
+    return value if known else orjson.loads(json_bytes(value, plain_value))
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -215,6 +215,14 @@ def test_json_null_is_not_taken_for_nan() -> None:
     assert json_bytes([None, "null", {"a": None}, (1.5,)]) == b'[null,"null",{"a":null},[1.5]]'
 
 
+def test_nan_in_an_object_of_a_class_is_no_null() -> None:
+    point = attrs.make_class("Point", ["x", "note"])
+    assert json_bytes([point(1.5, None)], attrs.asdict) == b'[{"x":1.5,"note":null}]'
+    for wrong in (point(math.nan, None), point(1.5, [math.inf]), {"deep": (point({"y": -math.inf}, None),)}):
+        with pytest.raises(ValueError, match="NaN and Infinity"):
+            json_bytes([wrong], attrs.asdict)
+
+
 def test_capture_parses_whole() -> None:
     lines = [json.loads(line)["data"].encode() for line in gzip.decompress(CAPTURE.read_bytes()).splitlines()]
     assert len(lines) == 21_970

@@ -5,7 +5,8 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from enum import Enum
 from typing import Any
 
@@ -191,6 +192,34 @@ def test_converters_validators_and_post_init_run() -> None:
         stream.decode([b'[1,"red"]', b'[-1,"red"]'])
     with pytest.raises(RowError, match=r"row 0: ValueError: 'blue' is not a valid Colour"):
         stream.decode([b'[1,"blue"]'])
+
+
+@attrs.frozen
+class Place:
+    name: str
+    height: float = 0.0
+    shown: str = attrs.field(init=False, default="")
+
+
+@attrs.frozen
+class Made:
+    day: date = attrs.field(converter=lambda day: day if isinstance(day, date) else date.fromisoformat(day))
+    price: Decimal = attrs.field(converter=Decimal)
+    places: list[Place] = attrs.field(
+        converter=lambda places: [Place(**place) if isinstance(place, dict) else place for place in places]
+    )
+
+
+def test_what_converters_make_is_written() -> None:
+    stream = Stream("s", Made)
+    row = Made(date(2026, 5, 11), Decimal("1.50"), [Place("a", 1.5), Place("b")])
+    payload = stream.encode(row)
+    assert payload == b'["2026-05-11","1.50",[{"name":"a","height":1.5},{"name":"b","height":0.0}]]'
+    assert stream.decode([payload]) == [row]
+    with pytest.raises(RowError, match="NaN"):
+        stream.encode(attrs.evolve(row, places=[Place("a", math.nan)]))
+    with pytest.raises(RowError, match="not JSON serializable: complex"):
+        stream.encode(attrs.evolve(row, places=[1j]))
 
 
 def test_rich_annotations() -> None:

@@ -11,6 +11,7 @@ AUDIT_READERS = "pipeline/test_audit_readers.py::test_"
 BACKFILL = "pipeline/test_backfill.py::test_"
 COLUMNS = "pipeline/test_columns.py::test_"
 FOLLOWING = "pipeline/test_following.py::test_"
+KINDS = "pipeline/test_kinds.py::test_"
 LISTENING = "pipeline/test_listening.py::test_"
 OPTIONS = "pipeline/test_options.py::test_"
 PASSWORDS = "cli/test_passwords.py::test_"
@@ -752,11 +753,51 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "columns._field",
-                "    made = next((name for one, name in _CONVERTED.items() if declared == [one]), None)\n",
-                "    return Field(field.name, _JSON, *_default(field.default, _JSON))\n",
+                "    if not kind.needs_converter or isinstance(field.converter, attrs.Converter):\n",
+                "    if True:\n",
             ),
         ),
         checks=(COLUMNS + "a_field_with_a_converter_has_its_declared_type",),
+    ),
+    Mutant(
+        name="the-sink-divides-an-amount-with-each-copy",
+        rule="3",
+        harm="A converter that makes an amount of cents is called with the amount: the copy has a hundredth of it.",
+        edits=(Edit("Encoder._check_converted", "if made != value:", "if False:"),),
+        checks=(KINDS + "what_the_class_would_read_otherwise_is_not_written",),
+    ),
+    Mutant(
+        name="true-is-a-number-in-a-struct",
+        rule="3",
+        harm="A nested object that has true in place of a number arrives with 1 there, as if it were one.",
+        edits=(
+            Edit(
+                "kinds.arrow_value",
+                'if not isinstance(value, classes) or (isinstance(value, bool) and kind.name in ("int", "float")):',
+                "if not isinstance(value, classes):",
+            ),
+        ),
+        checks=(KINDS + 'a_value_that_does_not_fit_is_told[[["a","2026-05-11",true]]-floor: int is needed, not bool]',),
+    ),
+    Mutant(
+        name="nan-in-an-object-is-written-as-null",
+        rule="3",
+        harm="A number that JSON does not have arrives as null, deep in a row, and nobody is told.",
+        edits=(
+            Edit(
+                "fields._finite",
+                "return all(_finite(getattr(value, field.name)) for",
+                "return True or all(_finite(getattr(value, field.name)) for",
+            ),
+        ),
+        checks=(KINDS + "a_struct_is_an_object_in_a_row",),
+    ),
+    Mutant(
+        name="a-tombstone-of-an-enum-is-a-text",
+        rule="9",
+        harm="The quotes that its JSON has are part of the text: no row has it, and all keys that are gone live on.",
+        edits=(Edit("snapshot_tasks._value", " and field.converter is None", ""),),
+        checks=(SNAPSHOT + 'a_tombstone_that_no_row_has_is_refused[state=gone-"gone" with the quotes]',),
     ),
     Mutant(
         name="converted-texts-arrive-in-quotes",

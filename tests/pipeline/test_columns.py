@@ -16,8 +16,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from busrep.errors import ConfigError, RowError
 from busrep.spark.archive_rows import SCHEMA
 from busrep.spark.archive_typed import Fields
-from busrep.spark.columns import Kind, arrow_column, decode, fields_of, generic_shape, kind_of, typed_shape
+from busrep.spark.columns import arrow_column, decode, fields_of, generic_shape, typed_shape
 from busrep.spark.filters import Pushed
+from busrep.spark.kinds import Kind, kind_of
 from busrep.streams import Stream
 
 INT, TEXT, JSON = Kind("int"), Kind("str"), Kind("json", nullable=True)
@@ -45,7 +46,7 @@ INT, TEXT, JSON = Kind("int"), Kind("str"), Kind("json", nullable=True)
         (dict[int, str], JSON, "string"),
         (Any, JSON, "string"),
         (object, JSON, "string"),
-        (decimal.Decimal, JSON, "string"),
+        (decimal.Decimal, Kind("decimal"), "decimal(38,18)"),
     ],
 )
 def test_kinds_of_annotations(annotation: Any, kind: Kind, spark: str) -> None:
@@ -140,7 +141,7 @@ def converted(*rows: str) -> dict[str, list[Any]]:
 def test_a_field_with_a_converter_has_its_declared_type() -> None:
     shape = typed_shape(CONVERTED, metadata=False)
     assert {field.name: field.dataType.simpleString() for field in shape.schema()} == {
-        "day": "date", "price": "decimal(38,18)", "name": "string", "number": "string", "days": "string",
+        "day": "date", "price": "decimal(38,18)", "name": "string", "number": "string", "days": "array<date>",
         "until": "date", "wrong": "decimal(38,18)",
     }  # fmt: skip
     rows = [
@@ -151,7 +152,7 @@ def test_a_field_with_a_converter_has_its_declared_type() -> None:
     assert converted(*rows) == {
         "day": [date(2026, 5, 11), date(2026, 5, 12), date(2026, 5, 12)],
         "price": [decimal.Decimal("1.5"), decimal.Decimal("-0.01"), None],
-        "name": ["it's \"é\"", "7", None], "number": ["5", "5", None], "days": ['["2026-05-12"]', "[]", None],
+        "name": ["it's \"é\"", "7", None], "number": ["5", "5", None], "days": [[date(2026, 5, 12)], [], None],
         "until": [date(2027, 1, 1), None, None], "wrong": [decimal.Decimal(0)] * 3,
     }  # fmt: skip
 
@@ -168,7 +169,7 @@ def test_the_fields_of_an_archive_have_the_same_types() -> None:
     [
         ('["11.05.2026",1,"","",[]]', "field 'day': its converter refuses '11.05.2026': ValueError"),
         ('["2026-05-11","x","","",[]]', "field 'price': its converter refuses 'x': InvalidOperation"),
-        ('["2026-05-11",1,"","",[],null,5]', "field 'wrong': its converter gives int, and the field is a decimal"),
+        ('["2026-05-11",1,"","",[],null,5]', "field 'wrong': its converter makes 5 of 5: decimal is needed, not int"),
         ('["2026-05-11",1e30,"","",[]]', "field 'price'"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,11 @@ def test_ranges() -> None:
 # -- keys -----------------------------------------------------------------------------------------------------
 
 
+class State(Enum):
+    NEW = "new"
+    GONE = "gone"
+
+
 @attrs.frozen
 class Odd:
     name: str | None
@@ -88,6 +94,7 @@ class Odd:
     price: float = 0.0
     more: Any = None
     kind: str = attrs.field(default="new", converter=str)
+    state: State = attrs.field(default=State.GONE, converter=State)
 
 
 ODD = [busrep.Stream("odd", Odd)]
@@ -112,6 +119,8 @@ def test_keys_of_several_kinds() -> None:
         ("flag=True", "VALUE is JSON"),
         ("price=true", "no row has this there: float is needed, not bool"),
         ("kind=gone", '"gone" with the quotes'),
+        ("state=gone", '"gone" with the quotes'),
+        ('state="old"', "no row has this there: its converter refuses 'old'"),
     ],
 )
 def test_a_tombstone_that_no_row_has_is_refused(tombstone: str, message: str) -> None:
@@ -139,6 +148,10 @@ def test_keys_of_rows() -> None:
     ) == [(None, 0.0, True), ("a", 1.0, False), ("a", 1.0, False), ("a", -0.5, True)]  # fmt: skip
     assert keys_of(read_keys("odd", WHERE, "name", 'kind="gone"'), '["a",{},true]', '["b",{},true,1,2,"gone"]') == [
         ("a", False), ("b", True),
+    ]  # fmt: skip
+    new = '["b",{},true,0,0,"","new"]'
+    assert keys_of(read_keys("odd", WHERE, "state", 'state="gone"'), '["a",{},true]', new) == [
+        ("gone", True), ("new", False),
     ]  # fmt: skip
     with pytest.raises(RowError, match=r"field 'name'.*str is needed, not int"):
         keys_of(keys, "[1,{},true]")

@@ -7,7 +7,7 @@ import json
 import pickle
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,16 @@ class ThirdOrder:
     status: str
 
 
+@attrs.frozen
+class DatedOrder:
+    """And one whose field was a text in archives of earlier versions of busrep."""
+
+    number: int
+    status: list[date] = attrs.field(converter=lambda days: [date.fromisoformat(day) for day in days])
+
+
 STREAMS = [Stream("orders", Order)]
+DATED = [Stream("orders", DatedOrder)]
 SHORT = [Stream("orders", ShortOrder)]
 OTHER = [Stream("orders", OtherOrder)]
 THIRD = [Stream("orders", ThirdOrder)]

@@ -8,9 +8,11 @@ import os
 import random
 import signal
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -22,6 +24,7 @@ from busrep.spark.failures import reason
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from tests.pipeline.sinks import WRITER, ask, facts, opened, rows, without_password
+from tests.pipeline.sql_types import ROW, STREAM, STREAMS
 from tests.shop import QUICK
 from tests.spark.cluster import Cluster
 from tests.spark.drivers import killed_when
@@ -63,6 +66,20 @@ def test_a_batch(spark: SparkSession, sqlite_url: str) -> None:
     with pytest.raises(PySparkException) as caught:
         numbers.write.format("busrep").mode("overwrite").options(**options).save()
     assert "facts are never replaced" in reason(caught.value)
+
+
+def test_types_of_sql_go_both_ways(spark: SparkSession, sqlite_url: str) -> None:
+    """Facts of a row class become columns, on which SQL works, and these become equal facts."""
+    open_blocking_store(sqlite_url, Registry(STREAMS)).init()
+    options = {"store": sqlite_url, "stream": STREAM.name}
+    both = [ROW, attrs.evolve(ROW, price=Decimal(7), work=None)]
+    texts = spark.createDataFrame([(STREAM.encode(row).decode(),) for row in both], "row string").coalesce(1)
+    texts.write.format("busrep").mode("append").options(**options, writer="a").save()
+    options["streams"] = "tests.pipeline.sql_types:STREAMS"
+    typed = spark.read.format("busrep").options(**options, writers="a").load()
+    late = typed.where("day < until AND price * 2 = 3 AND colour = 'red' AND level = 2 AND work.since > home.since")
+    late.write.format("busrep").mode("append").options(**options, writer="b").save()
+    assert STREAM.decode(facts(sqlite_url, "b", STREAM)) == [ROW]
 
 
 def test_secrets_are_in_no_plan(
