@@ -87,7 +87,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> 
 
     Raises ConfigError, which names the option and says what is allowed.
     """
-    found = {str(name).lower(): str(value) for name, value in given.items()}
+    found = found_in(given)
     _check_names(found, streaming)
     typed = _switch(found, "typed", default="streams" in found)
     include = _switch(found, "includeMetadata", default=False)
@@ -114,6 +114,18 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> 
         redis=redis, name=name, password_file=found.get("passwordfile"),
         redis_password_file=found.get("redispasswordfile"),
     )  # fmt: skip
+
+
+def found_in(given: Mapping[str, str]) -> dict[str, str]:
+    """The options that Spark passes, by their names in lower case. Raises ConfigError for those of a table of Spark's
+    catalog: Spark passes them when the table is made, in a form of its own, and passes none when it is read."""
+    found = {str(name).lower(): str(value) for name, value in given.items()}
+    if found and "provider" not in found:
+        return found
+    raise ConfigError(
+        f"option 'store' is missing: {STORES}. A table of Spark's catalog, as CREATE TABLE makes it, passes no options "
+        "to a data source in Python: use CREATE TEMPORARY VIEW name USING busrep OPTIONS (...)"
+    )
 
 
 def _check_names(found: Mapping[str, str], streaming: bool | None) -> None:

@@ -13,7 +13,7 @@ import attrs
 from busrep.errors import ConfigError
 from busrep.settings import Settings
 from busrep.spark import secrets
-from busrep.spark.options import number_of, redis_of, store_of, stream_of, word_of, words_of
+from busrep.spark.options import found_in, number_of, redis_of, store_of, stream_of, word_of, words_of
 from busrep.spark.table import sqlite_path
 from busrep.streams import Stream
 from busrep.sync.publisher import redis_pool
@@ -61,7 +61,7 @@ def read_options(given: Mapping[str, str], *, job: str | None) -> SinkOptions:
 
     To be called on the driver, where the passwords are. Raises ConfigError, which names the option.
     """
-    found = {str(name).lower(): str(value) for name, value in given.items()}
+    found = found_in(given)
     known = {name.lower(): name for name in NAMES}
     for other in found.keys() - known.keys() - {*SPARKS}:
         near = difflib.get_close_matches(other, known, 1)

@@ -9,6 +9,7 @@ import pytest
 
 import busrep.errors
 from busrep.errors import BusrepError
+from busrep.spark import losses
 from tests import ROOT
 from tests.docs.markdown import section
 
@@ -48,3 +49,12 @@ def test_an_error_has_a_page_that_says_what_to_do(error: type[BusrepError]) -> N
 def test_the_list_has_all_of_them() -> None:
     text = (FOLDER / "index.md").read_text()
     assert set(re.findall(r"\]\((\w+)\.md\)", text)) == {error.__name__ for error in ERRORS}
+
+
+def test_the_pipeline_names_its_errors_as_they_are_raised() -> None:
+    table = section(ROOT / "docs" / "pipeline.md", "## Source")
+    raised = [one for one in vars(losses).values() if isinstance(one, type) and one.__module__ == losses.__name__]
+    errors = [one for one in raised if issubclass(one, BusrepError)]
+    assert len(errors) == 4
+    for error in errors:
+        assert re.search(rf"`{error.__name__}`, an? `{error.__mro__[1].__name__}`", table), error

@@ -161,6 +161,13 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(OPTIONS + "offsets_of_kafka_are_not_taken_for_positions[start]",),
     ),
     Mutant(
+        name="a-table-of-sparks-catalog-has-options-of-its-own",
+        rule="3",
+        harm="CREATE TABLE fails over an option that nobody has given, and no error says what works in SQL.",
+        edits=(Edit("options.found_in", 'if found and "provider" not in found:', "if True:"),),
+        checks=(OPTIONS + "a_table_of_sparks_catalog_is_told_what_to_be_instead[made]",),
+    ),
+    Mutant(
         name="a-minimum-of-partitions-is-a-wish",
         rule="3",
         harm="A query that asks for 32 tasks on a cluster has the default's eight, and takes four times as long.",

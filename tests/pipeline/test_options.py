@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
 import pytest
 
 from busrep.errors import ConfigError
+from busrep.spark import sink_options
 from busrep.spark.options import ALIASES, EARLIEST, LATEST, NAMES, Options, declared_stream, read_options
 
 STORE = "postgresql://app@db/shop"
@@ -94,6 +96,17 @@ def test_a_wrong_value_is_told_by_its_option(name: str, value: str, reason: str)
 def test_what_is_needed_is_asked_for(name: str) -> None:
     with pytest.raises(ConfigError, match=f"option '{name}' is missing"):
         read_options({other: value for other, value in LEAST.items() if other != name})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {**LEAST, "provider": "busrep", "owner": "root", "option.store": STORE}],
+    ids=["read", "made"],
+)
+def test_a_table_of_sparks_catalog_is_told_what_to_be_instead(given: dict[str, str]) -> None:
+    for read in (read_options, functools.partial(sink_options.read_options, job=None)):
+        with pytest.raises(ConfigError, match="option 'store' is missing.*use CREATE TEMPORARY VIEW name USING busrep"):
+            read(given)
 
 
 def test_an_unknown_option_is_told_with_what_was_meant() -> None:

@@ -13,11 +13,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from busrep.spark.failures import reason
 from busrep.spark.options import NAMES
+from busrep.stores.blocking import open_blocking_store
+from busrep.streams import Registry, Stream
 from busrep.testing.servers import PostgresServer
+from tests import ROOT
 from tests.spark.archives import Bench
 from tests.spark.source_facts import NOON, Item, Log, items, opened_log, trade
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.timeout(180)]
+
+DOCS = (ROOT / "docs" / "pipeline.md").read_text().partition("\n## Source\n")[2].partition("\n## ")[0]
 
 
 def load(spark: SparkSession, log: Log, **options: Any) -> DataFrame:
@@ -214,14 +219,47 @@ def test_times_in_another_zone_are_the_same(spark: SparkSession, one_log: Log) -
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
+def test_sql_in_the_docs(spark: SparkSession, tmp_path: Path) -> None:
+    bench = Bench(spark, tmp_path)
+    bench.write("w1", [(3, "[3]"), (4, "[4]")], upto=4)
+    bench.write("w2", [(5, "[5]")], upto=5)
+    open_blocking_store(bench.url, Registry([Stream("copies")])).init()
+    program = DOCS.partition("```sql\n")[2].partition("```")[0].replace("postgresql://app@db.internal/shop", bench.url)
+    try:
+        found = [spark.sql(statement).collect() for statement in filter(str.strip, program.split(";"))]
+        assert [tuple(row) for row in found[1]] == [("w1", 4, "[4]"), ("w2", 5, "[5]")]
+        copied = spark.read.format("busrep").options(store=bench.url, stream="copies").load()
+        assert sorted(tuple(row) for row in copied.select("writer", "row").collect()) == [
+            ("spark-sql", "[4]"), ("spark-sql", "[5]"),
+        ]  # fmt: skip
+        with pytest.raises(Exception, match="facts are never replaced"):
+            spark.sql("INSERT OVERWRITE copies VALUES ('[1]')")
+    finally:
+        for view in ("orders", "copies"):
+            spark.catalog.dropTempView(view)
+
+
+def test_a_table_of_sparks_catalog_is_refused(spark: SparkSession, one_log: Log) -> None:
+    options = f"USING busrep OPTIONS (store '{one_log.url}', stream 'trades')"
+    with pytest.raises(Exception, match="use CREATE TEMPORARY VIEW name USING busrep"):
+        spark.sql(f"CREATE TABLE made_by_source {options}")
+    spark.sql(f"CREATE TABLE made_by_columns (token bigint) {options}")  # Spark does not ask the source
+    try:
+        with pytest.raises(Exception, match="use CREATE TEMPORARY VIEW name USING busrep"):
+            spark.table("made_by_columns").collect()
+        with pytest.raises(Exception, match="use CREATE TEMPORARY VIEW name USING busrep"):
+            spark.sql("INSERT INTO made_by_columns VALUES (1)")
+    finally:
+        spark.sql("DROP TABLE made_by_columns")
+
+
 def test_the_program_in_the_docs(spark: SparkSession, tmp_path: Path) -> None:
     bench = Bench(spark, tmp_path)
     bench.write("w1", [(1, "[1]"), (3, "[3]"), (4, "[4]")], upto=4)
     bench.write("w2", [(2, "[2]"), (5, "[5]")], upto=5)
-    section = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text().partition("\n## Source\n")[2]
-    code, prints = (section.partition(f"```{language}\n")[2].partition("```")[0] for language in ("python", "text"))
+    code, prints = (DOCS.partition(f"```{language}\n")[2].partition("```")[0] for language in ("python", "text"))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(code, {"STORE": {"store": bench.url}, "CHECKPOINT": str(tmp_path / "checkpoint")})
     assert printed.getvalue() == prints
-    assert all(f"`{name}`" in section.partition("\n## ")[0] for name in NAMES)
+    assert all(f"`{name}`" in DOCS for name in NAMES)
