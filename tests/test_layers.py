@@ -161,6 +161,7 @@ EXTRAS = {
     "adbc_driver_sqlite": {"spark"},
     "obstore": {"spark/archive_objects.py"},
     "deltalake": {"spark/archive_delta.py"},
+    "plotly": {"spark/stats/charts.py"},
     "sqlalchemy": {"integrations/sqlalchemy.py"},
     "django": {"integrations/django.py"},
     "cachetools": {"caches/cached.py"},
@@ -192,13 +193,8 @@ SPARK_LIGHT = {path for path in SPARK_MODULES if path.startswith("spark/jobs/")}
         "replay_pace",
         "secrets",
         "session",
-        "stats_latency",
-        "stats_meaning",
-        "stats_page",
-        "stats_shapes",
-        "stats_streams",
-        "stats_style",
-        "stats_svg",
+        "stats/__init__",
+        "stats/words",
     )
 }
 

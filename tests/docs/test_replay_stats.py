@@ -13,7 +13,7 @@ from tests import ROOT
 
 pytest.importorskip("pyspark")
 
-from busrep.spark.stats_job import TABLES
+from busrep.spark.stats.job import TABLES
 
 TEXT = (ROOT / "docs" / "pipeline.md").read_text()
 SECTIONS = {part.splitlines()[0]: part for part in TEXT.split("\n## ")}

@@ -489,7 +489,7 @@ MUTANTS: tuple[Mutant, ...] = (
         name="a-saved-position-covers-what-was-saved-before",
         rule="6",
         harm="Latencies count facts again and again, and grow with the time that was listened.",
-        edits=(Edit("stats_listen.latencies", "its[bisect_right(its, after) : bisect", "its[: bisect"),),
+        edits=(Edit("stats.listen.latencies", "its[bisect_right(its, after) : bisect", "its[: bisect"),),
         checks=(STATS_LATENCY + "a_saved_position_covers_the_facts_up_to_it",),
     ),
     Mutant(
@@ -499,11 +499,60 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             Edit(
                 "cell",
-                "{before}{escape(clipped(text))}</td>",
-                "{before}{clipped(text)}</td>",
+                '">{escape(clipped(text))}</td>',
+                '">{clipped(text)}</td>',
             ),
         ),
         checks=(STATS_PAGE + "a_thousand_writers_with_names_from_elsewhere",),
+    ),
+    Mutant(
+        name="names-in-charts-are-markup",
+        rule="6",
+        harm="A stream's name becomes a link, or other markup, in the report's charts.",
+        edits=(Edit("markup", "return escape(text, quote=False)", "return text"),),
+        checks=(STATS_PAGE + "texts_of_the_data_are_no_markup_in_a_chart",),
+    ),
+    Mutant(
+        name="a-page-lets-the-library-send-data-away",
+        rule="6",
+        harm="The charts have a button that sends the rows' keys to plotly's servers.",
+        edits=(Edit("CONFIG", '"showSendToCloud": False', '"showSendToCloud": True'),),
+        checks=(STATS_PAGE + "the_page_is_complete_in_itself",),
+    ),
+    Mutant(
+        name="a-page-may-load-from-hosts",
+        rule="6",
+        harm="What a library's update or a hole in the escaping loads is loaded: the page tells a host who reads it.",
+        edits=(Edit("stats.page.page", "default-src 'none'; script-src", "script-src"),),
+        checks=(STATS_PAGE + "the_page_is_complete_in_itself",),
+    ),
+    Mutant(
+        name="nearly-all-is-100-per-cent",
+        rule="6",
+        harm="The page says that all facts have one row, and the largest 40.",
+        edits=(Edit("words.share", '    if found >= 99.95:\n        return ">99.9 %"\n', ""),),
+        checks=(STATS_PAGE + "only_nothing_is_0_per_cent_and_only_all_is_100[9999-10000->99.9 %]",),
+    ),
+    Mutant(
+        name="two-values-never-hide-each-other",
+        rule="6",
+        harm="Of two columns the small one cannot be seen, and nothing says that it is there.",
+        edits=(Edit("hides", "HIDES * median_low(found)", "HIDES * sum(found) / len(found)"),),
+        checks=(STATS_PAGE + "an_axis_is_logarithmic_where_one_value_hides_the_rest[values5-True]",),
+    ),
+    Mutant(
+        name="an-upper-bound-of-rollbacks-passes-for-a-share",
+        rule="6",
+        harm="Rollbacks of one writer are shown as those of every writer of its stream.",
+        edits=(Edit("_unused", "'≤ ' if", "'' if"),),
+        checks=(STATS_PAGE + "a_share_of_rollbacks_is_a_bound_where_a_stream_has_several_writers",),
+    ),
+    Mutant(
+        name="the-first-row-behind-passes-for-the-oldest",
+        rule="6",
+        harm="Rows that wait for the archive for a day are shown as seconds behind.",
+        edits=(Edit("_lag_of", 'table.dialect.age("min(committed_at)")', 'table.dialect.age("max(committed_at)")'),),
+        checks=(WAITING + "how_far_an_archive_is_behind[sqlite]",),
     ),
     # -- the archive and its compaction ---------------------------------------------------------------------------
     Mutant(

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("pyspark")
 
 from busrep.errors import ConfigError
-from busrep.spark.stats_job import sample_table
-from busrep.spark.stats_listen import Handled, Heard, Recorder, latencies
-from busrep.spark.stats_tables import percentiles
+from busrep.spark.stats.job import sample_table
+from busrep.spark.stats.listen import Handled, Heard, Recorder, latencies
+from busrep.spark.stats.tables import percentiles
 from tests.pipeline.replay_child import QUICK
 
 

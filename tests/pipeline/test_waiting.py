@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ from click.testing import CliRunner
 
 from busrep.cli.app import cli
 from busrep.spark import audit_log, job, waiting
+from busrep.spark.archive_store import Root, put_manifest
 from busrep.spark.archived import Archive, Manifest
 from busrep.spark.audit_behind import behind, proven_and_not_archived
 from busrep.spark.jobs import archive, audit, backfill, replay, snapshot, stats
+from busrep.spark.stats.job import archive_lag
+from busrep.spark.table import Table
 from busrep.spark.waiting import TableWriter, WaitingRows, described
 from busrep.stores.snapshots import LogState as TableLog
 from tests.spark.archives import Bench, Local, orders
-from tests.spark.source_facts import Item, Log, items, opened_log, trade
+from tests.spark.source_facts import Item, Log, items, opened_log, trade, trades
 
 DECLARED = "tests.spark.source_facts:STREAMS"
 AGO = {"sqlite": "seen_at - {seconds}", "postgresql": "seen_at - interval '{seconds} seconds'"}
@@ -187,6 +191,23 @@ def test_what_max_behind_finds(
 
 def test_pruned_rows_are_no_rows_that_the_archive_lacks() -> None:
     assert proven_and_not_archived(archive_of(w=3), TableLog("e", False, {"w": 10}, {"w": 10})) == []
+
+
+def test_how_far_an_archive_is_behind(log: Log, tmp_path: Path) -> None:
+    """All rows that are proven and not archived, and the oldest of them, which is not always the first."""
+    root = Root(str(tmp_path / "archive"))
+    told = {"query": "q", "batch": 0, "epoch": log.epoch, "after": {}, "files": ()}
+    put_manifest(root, Manifest(stream="trades", upto={"live": 1}, **told))
+    log.prove(live=3)
+    log.committed(3, datetime.now(UTC) - timedelta(days=1))
+    log.store.heartbeat(log.claim("dead"), {"items": 1})
+    with Table(log.url, trades) as table, Table(log.url, items) as own:
+        dead, live, of_items, none = archive_lag(root, [table, own])
+    assert (dead["archived"], dead["proven"], dead["rows"]) == (0, 4, 1)
+    assert (live["archived"], live["proven"], live["rows"]) == (1, 3, 3)
+    assert 0 <= dead["seconds"] < 86_400 <= live["seconds"] < 90_000
+    assert (of_items["stream"], of_items["writer"], of_items["rows"], of_items["seconds"]) == ("items", "dead", 1, None)
+    assert (none["writer"], none["rows"], none["seconds"]) == ("live", 0, None)
 
 
 @pytest.fixture

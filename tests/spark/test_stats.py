@@ -18,11 +18,12 @@ from pyspark.sql import SparkSession
 import busrep
 from busrep import sync
 from busrep.errors import ConfigError
-from busrep.spark import job, stats_tables
+from busrep.spark import job
 from busrep.spark.jobs import stats
-from busrep.spark.stats_job import _field, _window
+from busrep.spark.stats import tables as stats_tables
+from busrep.spark.stats.job import _field, _window
 from tests.shop import QUICK, STREAMS, Order, opened_store, orders
-from tests.spark.archives import Bench
+from tests.spark.archives import NOON, Bench
 from tests.spark.long import long
 from tests.spark.test_archive_captures import capture, facts_of_capture
 
@@ -61,15 +62,44 @@ def test_real_traffic(spark: SparkSession, capture: Path, tmp_path: Path, monkey
             for one in found["steps"]
             if one["stream"] == name
         }
+        assert sizes_by_hand(facts, report["window"]) == {
+            (one["low"], one["high"], int(one["window"].timestamp())): (one["facts"], one["rows"])
+            for one in found["rates_by_size"]
+            if one["stream"] == name
+        }
+        unused = {one["writer"]: one for one in found["unused_ids"] if one["stream"] == name}
+        assert unused_by_hand(facts) == {writer: (one["facts"], one["unused"]) for writer, one in unused.items()}
+        assert all(one["writers"] == len(unused) - 1 for one in unused.values())
+        assert all(one["share"] == one["unused"] / (one["unused"] + one["facts"]) for one in unused.values())
         keys = Counter(str(first) if isinstance(first := json.loads(row)[0], str) else first for *_, row in its)
         top = [one for one in found["top_keys"] if one["stream"] == name]
         assert [one["rows"] for one in top] == [count for _, count in keys.most_common(5)]
         assert top[0]["keys"] == len(keys)
         assert all(keys[one["key"]] == one["rows"] for one in top)
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") > 10
+    assert page.count('class="chart"') > 10
     assert "events" in page
     assert "rows/s" in stats.describe(report)
+
+
+def sizes_by_hand(facts: Counter[tuple[str, int]], window: int) -> dict[tuple[int, int, int], tuple[int, int]]:
+    found: dict[tuple[int, int, int], tuple[int, int]] = {}
+    for (_, token), rows in facts.items():
+        high = 1 << (rows - 1).bit_length()
+        at = NOON.timestamp() + token / 1000
+        key = (high // 2 + 1, high, int(at // window * window))
+        facts_, rows_ = found.get(key, (0, 0))
+        found[key] = facts_ + 1, rows_ + rows
+    return found
+
+
+def unused_by_hand(facts: Counter[tuple[str, int]]) -> dict[str, tuple[int, int]]:
+    tokens = {token for _, token in facts}
+    found = {}
+    for writer in {"", *(writer for writer, _ in facts)}:
+        its = {token for one, token in facts if writer in ("", one)}
+        found[writer] = len(its), sum(at not in tokens for at in range(min(its), max(its) + 1))
+    return found
 
 
 def steps_by_hand(facts: Counter[tuple[str, int]]) -> dict[tuple[str, str, int], tuple[int, int]]:
@@ -145,12 +175,15 @@ def test_ranges_are_exact_at_their_bounds(spark: SparkSession) -> None:
 
 
 def test_the_window_grows_with_the_number_of_writers() -> None:
-    def window(writers: int) -> int:
-        return _window([{"first_time": 0, "last_time": 86_400 * 10**6}] * writers)
+    def window(writers: int, rows: int = 1) -> int:
+        day = {"first_time": 0, "last_time": 86_400 * 10**6, "most_rows_per_fact": rows}
+        return _window([{"stream": f"s{at}", **day} for at in range(writers)])
 
     assert [window(1), window(1250)] == [600, 600]
     assert all(86_400 / window(many) * many < stats_tables.MOST_ROWS for many in (2_000, 10_000, 150_000))
-    assert _window([{"first_time": None, "last_time": None}]) == 1
+    # And with the classes of size that each stream may have.
+    assert 86_400 / window(2_000, rows=1_000) * 2_000 * 11 < stats_tables.MOST_ROWS
+    assert _window([{"stream": "s", "first_time": None, "last_time": None, "most_rows_per_fact": 1}]) == 1
 
 
 def test_readers_of_another_log_are_not_mixed_in(spark: SparkSession, tmp_path: Path) -> None:
@@ -162,9 +195,23 @@ def test_readers_of_another_log_are_not_mixed_in(spark: SparkSession, tmp_path: 
     told = stats.Options(archive=bench.root.url, store=Bench(spark, other).url, to=str(tmp_path / "stats"))
     with pytest.raises(ConfigError, match="BUSREP_STORE"):
         stats.run(spark, told, job.silent)
+    bench.write("w1", [(2, "[2]"), (3, "[3]")], upto=3)
+    bench.write("w2", [(4, "[4]"), (5, "[5]")], upto=4)
     report = stats.run(spark, attrs.evolve(told, store=bench.url), job.silent)
     assert (report["rows"], report["span"], report["rows_per_second"]) == (1, 0.0, None)
-    assert "1 row of 1 stream<" in (tmp_path / "stats" / "report.html").read_text()
+    page, found = (tmp_path / "stats" / "report.html").read_text(), tables(tmp_path / "stats")
+    assert "1 row of 1 stream<" in page
+    # What was written since is behind, and what is not proven waits.
+    assert [[one[name] for name in ("writer", "archived", "proven", "rows")] for one in found["archive_lag"]] == [
+        ["w1", 1, 3, 2], ["w2", 0, 4, 1],
+    ]  # fmt: skip
+    waits = {one["writer"]: one["waiting_rows"] for one in found["table_writers"]}
+    assert waits == {"w1": 0, "w2": 1} == {
+        writer: one["waiting_rows"] for writer, one in report["table_writers"]["orders"].items()
+    }  # fmt: skip
+    assert report["archive_lag_rows"] == 3
+    assert "the archive lacks 3 rows that the table has proven, the oldest " in stats.describe(report)
+    assert "The archive lacks 3 rows that the table has proven, the oldest " in page
 
 
 def test_a_key_by_the_name_of_a_field() -> None:

@@ -1,7 +1,8 @@
-"""Statistics of streams: rates, latencies, steps, sizes, keys; as Parquet tables and a page with plots.
+"""Statistics of streams: rates, latencies, steps, sizes, keys; as Parquet tables and a page with charts.
 
-Of an archive, or of a table. With --listen also how long facts take: it listens to the bus for so long, and looks on
-while readers save. The page needs no network; each number on it says what it means.
+Of an archive, or of a table; with both, also by how much the archive is behind. With --listen also how long facts take:
+it listens to the bus for so long, and looks on while readers save. The page needs no network; each number on it says
+what it means.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def check(options: Options) -> None:
     """Check the options without Spark. Raises ConfigError, MissingExtra, SchemaError, Unavailable."""
     from busrep.spark import checks
     from busrep.spark.replay_sources import range_of
-    from busrep.spark.stats_job import check_options
+    from busrep.spark.stats.job import check_options
 
     check_options(options)
     checks.check_bus(options.redis, options.name, options.redis_password_file)
@@ -65,7 +66,7 @@ def check(options: Options) -> None:
 def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Report:
     """Count, and write. Raises BusrepErrors, and what Spark raises."""
     from busrep.spark.failures import with_restarts
-    from busrep.spark.stats_job import run
+    from busrep.spark.stats.job import run
 
     return with_restarts(lambda: run(spark, options, progress))
 
@@ -84,6 +85,10 @@ def describe(report: job.Report) -> str:
     for one in report["latencies"]:
         name = {"heard": "commit to the bus", "saved": "commit to a reader's saved position"}[one["measure"]]
         lines.append(f"{name}: p50 {one['p50'] * 1e3:,.1f} ms, p99 {one['p99'] * 1e3:,.1f} ms, {one['count']:,} facts")
+    if report["archive_lag_rows"]:
+        age = report["archive_lag_seconds"]
+        old = "" if age is None else f", the oldest {age:,.0f} s old"
+        lines.append(f"the archive lacks {report['archive_lag_rows']:,} rows that the table has proven{old}")
     return "\n".join([*lines, f"the page: {report['page']}"])
 
 

@@ -7,6 +7,7 @@ that all writers of the stream share.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,9 @@ except ImportError:
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from busrep.spark.stats_listen import Samples
-
 Table = list[dict[str, Any]]
+Samples = dict[tuple[str, str, str, str], "array[float]"]
+"""{(measure, stream, writer, reader): seconds}: 8 bytes each, for there are as many as facts times readers."""
 
 # Tokens whose facts are ranked by one task.
 BUCKET = 100_000
@@ -72,11 +73,9 @@ def writers(facts: DataFrame) -> Table:
 
 def rates(facts: DataFrame, window: int) -> Table:
     """Per stream, writer and window of so many seconds in which something was committed: facts, rows, bytes."""
-    length = functions.lit(1_000_000 * window)
-    start = (col("time") - functions.pmod(col("time"), length)) / 1_000_000  # in whole numbers, up to here
     return collected(
         facts.where(col("time").isNotNull())
-        .groupBy("stream", "writer", start.cast("bigint").alias("window"))
+        .groupBy("stream", "writer", window_of(window).alias("window"))
         .agg(
             functions.count("*").alias("facts"),
             functions.sum("rows").alias("rows"),
@@ -86,6 +85,31 @@ def rates(facts: DataFrame, window: int) -> Table:
         "rates",
         "make the --window longer",
     )
+
+
+def rates_by_size(facts: DataFrame, window: int) -> Table:
+    """Per stream, class of size and window: facts of ``low`` to ``high`` rows that were committed in it, and their
+    rows. The classes are 1, 2, 3 to 4, 5 to 8 rows, and so on."""
+    place = functions.when(col("rows") == 1, 0).otherwise(power_of_two(col("rows") - 1) + 1).cast("int")
+    counted = (
+        facts.where(col("time").isNotNull())
+        .groupBy("stream", place.alias("place"), window_of(window).alias("window"))
+        .agg(functions.count("*").alias("facts"), functions.sum("rows").alias("rows"))
+        .orderBy("window", "stream", "place")
+    )
+    return [
+        {"stream": one["stream"], "low": 2**place // 2 + 1, "high": 2**place,
+         **{name: one[name] for name in ("window", "facts", "rows")}}
+        for one in collected(counted, "rates by size", "make the --window longer")
+        for place in [one["place"]]
+    ]  # fmt: skip
+
+
+def window_of(window: int) -> Column:
+    """The beginning of the window of so many seconds that ``time`` is in, seconds since 1970."""
+    length = functions.lit(1_000_000 * window)
+    start = (col("time") - functions.pmod(col("time"), length)) / 1_000_000  # in whole numbers, up to here
+    return start.cast("bigint")
 
 
 def rows_per_fact(facts: DataFrame) -> Table:
@@ -175,6 +199,36 @@ def steps(facts: DataFrame) -> Table:
          "high": 2 ** (place + 1) - 1 if place >= 0 else 0, "steps": one["steps"], "tokens": one["tokens"]}
         for one in collected(counted, "steps")
         for place in [one["place"]]
+    ]  # fmt: skip
+
+
+def unused_ids(facts: DataFrame) -> Table:
+    """Per stream, and per stream and writer: how many IDs between its first and its last fact have no fact of any
+    writer, and their ``share`` in these and its facts. ``writer`` is empty for all writers of the stream together.
+
+    An ID without a fact does not tell who took it from the sequence. So a writer's share is an upper bound of what it
+    has rolled back, unless ``writers``, how many the stream has, is 1.
+    """
+    counted = (
+        ranked(facts)
+        .rollup("stream", "writer")
+        .agg(
+            functions.count_distinct("token").alias("facts"),
+            functions.min("token").alias("first_token"),
+            functions.max("token").alias("last_token"),
+            (functions.max("rank") - functions.min("rank") + 1).alias("used"),
+        )
+        .where(col("stream").isNotNull())
+        .orderBy("stream", functions.asc_nulls_first("writer"))
+    )
+    found = collected(counted, "unused IDs")
+    writers_ = Counter(one["stream"] for one in found if one["writer"] is not None)
+    return [
+        {**{name: one[name] for name in ("stream", "facts", "first_token", "last_token")},
+         "writer": one["writer"] or "", "writers": writers_[one["stream"]], "unused": unused,
+         "share": unused / (unused + one["facts"])}
+        for one in found
+        for unused in [one["last_token"] - one["first_token"] + 1 - one["used"]]
     ]  # fmt: skip
 
 

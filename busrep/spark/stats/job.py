@@ -4,13 +4,13 @@
 
     <to>/report.html                  the page, complete in itself
     <to>/report.json                  its summary
-    <to>/writers.parquet ...          a table each, see stats_tables.py
+    <to>/writers.parquet ...          a table each, see `TABLES`
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -19,17 +19,21 @@ import attrs
 import orjson
 
 from busrep.errors import ConfigError, MissingExtra
-from busrep.spark import job, secrets, stats_tables
-from busrep.spark.archive_store import Root
+from busrep.spark import job, secrets
+from busrep.spark.archive_store import Root, load
+from busrep.spark.archived import Archive
 from busrep.spark.archiving import streams_in_store
+from busrep.spark.audit_behind import proven_and_not_archived
 from busrep.spark.options import declared_stream, stream_of
 from busrep.spark.replay_sources import Source, names_of, sources_of, tasks_for
-from busrep.spark.stats_listen import Samples, readers_of
-from busrep.spark.stats_live import Live, listen
-from busrep.spark.stats_page import page
-from busrep.spark.stats_svg import round_time
+from busrep.spark.stats import tables
+from busrep.spark.stats.listen import Live, listen, readers_of
+from busrep.spark.stats.page import page
+from busrep.spark.stats.words import round_time
 from busrep.spark.table import Table
 from busrep.spark.waiting import waiting_rows
+from busrep.stores.plans import Plan, Sql
+from busrep.stores.snapshots import LogState, read_log
 
 try:
     import pyarrow
@@ -56,11 +60,16 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
         "facts_without_time": WHOLE,
     },
     "rates": {"stream": TEXT, "writer": TEXT, "window": TIME, "facts": WHOLE, "rows": WHOLE, "bytes": WHOLE},
+    "rates_by_size": {"stream": TEXT, "low": WHOLE, "high": WHOLE, "window": TIME, "facts": WHOLE, "rows": WHOLE},
     "rows_per_fact": {"stream": TEXT, "writer": TEXT, "rows": WHOLE, "facts": WHOLE},
     "row_sizes": {"stream": TEXT, "low": REAL, "high": REAL, "rows": WHOLE},
     "row_size_percentiles": {"stream": TEXT, "p50": WHOLE, "p99": WHOLE, "most": WHOLE},
     "steps": {
         "stream": TEXT, "writer": TEXT, "whose": TEXT, "low": WHOLE, "high": WHOLE, "steps": WHOLE, "tokens": WHOLE,
+    },
+    "unused_ids": {
+        "stream": TEXT, "writer": TEXT, "writers": WHOLE, "facts": WHOLE, "first_token": WHOLE, "last_token": WHOLE,
+        "unused": WHOLE, "share": REAL,
     },
     "top_keys": {"stream": TEXT, "rank": WHOLE, "key": TEXT, "rows": WHOLE, "share": REAL, "keys": WHOLE},
     "latencies": {
@@ -68,6 +77,13 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
         "p99": REAL, "p999": REAL, "most": REAL,
     },
     "readers": {"reader": TEXT, "stream": TEXT, "writer": TEXT, "position": WHOLE, "behind": WHOLE, "saved": TIME},
+    "table_writers": {
+        "stream": TEXT, "writer": TEXT, "position": WHOLE, "waiting_rows": WHOLE, "waiting_for": REAL,
+        "silent_for": REAL,
+    },
+    "archive_lag": {
+        "stream": TEXT, "writer": TEXT, "archived": WHOLE, "proven": WHOLE, "rows": WHOLE, "seconds": REAL,
+    },
 }  # fmt: skip
 SAMPLES = pyarrow.schema({"measure": TEXT, "stream": TEXT, "writer": TEXT, "reader": TEXT, "seconds": REAL})
 
@@ -76,7 +92,8 @@ def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Re
     """See `busrep.spark.jobs.stats.run`."""
     root = Root(options.to)
     check_options(options)
-    live, readers = Live(), []
+    live = Live()
+    asked: dict[str, list[dict[str, Any]]] = {"readers": [], "archive_lag": []}
     waiting = waiting_rows(options, names_of(options))
     if options.archive is None:
         waiting.look()
@@ -84,20 +101,26 @@ def run(spark: SparkSession, options: Options, progress: job.Progress) -> job.Re
     sources = sources_of(spark, options, checked=False) if options.archive is not None else []
     if options.store is not None:
         url = secrets.resolve(options.store, options.password_file)
-        with _tables(url, options, sources) as tables:
+        with _tables(url, options, sources) as opened:
             if options.listen:
-                live = listen(spark, options, url, tables, progress)
-            readers = _readers(tables)
+                live = listen(spark, options, url, opened, progress)
+            asked["readers"] = _readers(opened)
+            if options.archive is not None:
+                asked["archive_lag"] = archive_lag(Root(options.archive), opened)
     sources = sources or sources_of(spark, options, checked=False)
-    found = {**counted(spark, options, sources, progress), "readers": readers}
-    found["latencies"] = stats_tables.percentiles(live.samples)
-    summary = _summary(found, sources, live, options)
+    found = {**counted(spark, options, sources, progress), **asked}
+    found["latencies"] = tables.percentiles(live.samples)
+    waits = waiting.report()
+    found["table_writers"] = _waiting(waits["table_writers"])
+    summary = {
+        **_summary(found, sources, live, options), **_worst_lag(asked["archive_lag"]), "lease": options.lease,
+    }  # fmt: skip
     for name, columns in TABLES.items():
         _write_table(root, name, _table(columns, found[name]))
     _write_table(root, "latency_samples", sample_table(live.samples))
     root.replace("report.json", orjson.dumps(summary, option=orjson.OPT_INDENT_2))
     root.replace("report.html", page(summary, found, live.samples).encode())
-    return {**summary, "to": root.shown, "page": f"{root.shown}/report.html", **waiting.report()}
+    return {**summary, "to": root.shown, "page": f"{root.shown}/report.html", **waits}
 
 
 def check_options(options: Options) -> None:
@@ -112,28 +135,32 @@ def check_options(options: Options) -> None:
         raise ConfigError("--window is whole seconds, 1 at least")
 
 
+# -- what the database is asked for -------------------------------------------------------------------------------
+
+
 @contextlib.contextmanager
-def _tables(url: str, options: Options, sources: list[Source]) -> Iterator[list[Table]]:
+def _tables(url: str, options: Options, sources: Sequence[Source]) -> Iterator[list[Table]]:
     """Of the store's streams; ``sources``: those of an archive. Raises ConfigError when it is another log's."""
     names = [one.stream for one in sources] or options.stream or streams_in_store(url)
-    tables = [Table(url, stream_of(options.streams, name)) for name in names]
+    opened = [Table(url, stream_of(options.streams, name)) for name in names]
     try:
-        for source, table in zip(sources, tables, strict=False):
+        for source, table in zip(sources, opened, strict=False):
             if source.epoch != (found := table.log().epoch):
                 raise ConfigError(
                     f"the archive of stream {source.stream!r} is of log {source.epoch}, and the store (--store, or "
                     f"BUSREP_STORE) has log {found}, whose readers have nothing to do with it: pass the store that was "
                     "archived, or none (env -u BUSREP_STORE)"
                 )
-        yield tables
+        yield opened
     finally:
-        for table in tables:
+        for table in opened:
             table.close()
 
 
-def _readers(tables: list[Table]) -> list[dict[str, Any]]:
+def _readers(opened: Sequence[Table]) -> list[dict[str, Any]]:
+    """The positions of durable readers, and how far each is behind."""
     found = []
-    for table in tables:
+    for table in opened:
         saved_at = readers_of(table)
         newest = dict(table.log().positions)
         for _, _, writer, at, _ in saved_at:  # which may have heard more than is proven in the table yet
@@ -144,6 +171,57 @@ def _readers(tables: list[Table]) -> list[dict[str, Any]]:
             for reader, stream, writer, at, saved in saved_at
         ]  # fmt: skip
     return found
+
+
+def _waiting(table_writers: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """The writers of a report's ``table_writers``, as a table."""
+    return [
+        {"stream": stream, "writer": writer, **one}
+        for stream, writers in table_writers.items() for writer, one in writers.items()
+    ]  # fmt: skip
+
+
+def archive_lag(root: Root, opened: Sequence[Table]) -> list[dict[str, Any]]:
+    """By how much the archive is behind what the table has proven, per stream and writer.
+
+    ``rows`` are those between the archive's position and the proven one, ``seconds`` the age of the oldest of them by
+    the database's clock: None without one, and in a table of the application's, which has no times. Rows that were
+    pruned before they were archived are not in the table, so they are not counted. Raises ConfigError, Unavailable.
+    """
+    return [one for table in opened for one in _lag_of(load(root, table.backing.stream), table)]
+
+
+def _lag_of(archive: Archive, table: Table) -> list[dict[str, Any]]:
+    backing = table.backing
+    age = "NULL" if backing.own else table.dialect.age("min(committed_at)")
+
+    def body() -> Plan[tuple[LogState, dict[str, tuple[int, float | None]]]]:
+        log = yield from read_log(table.dialect, backing.stream)
+        found: dict[str, tuple[int, float | None]] = {}
+        for writer, after, upto in proven_and_not_archived(archive, log):
+            where, params = backing.of_writer(writer)
+            between, limits = backing.between(after, upto)
+            text = f"SELECT count(*), {age} FROM {backing.table} WHERE {where} AND {between}"  # noqa: S608 - quoted
+            ((rows, seconds),) = (yield Sql(text, (*params, *limits)))[0]
+            found[writer] = rows, None if seconds is None else max(0.0, float(seconds))
+        return log, found
+
+    log, lacking = table.ask(body)
+    return [
+        {"stream": backing.stream, "writer": writer, "archived": archive.upto.get(writer, 0), "proven": proven,
+         "rows": rows, "seconds": seconds}
+        for writer, proven in sorted(log.positions.items())
+        for rows, seconds in [lacking.get(writer, (0, None))]
+    ]  # fmt: skip
+
+
+def _worst_lag(lag: list[dict[str, Any]]) -> dict[str, Any]:
+    """For the summary: all rows that the archive lacks, and the age of the oldest; None where it was not asked for."""
+    ages = [one["seconds"] for one in lag if one["seconds"] is not None]
+    return {
+        "archive_lag_rows": sum(one["rows"] for one in lag) if lag else None,
+        "archive_lag_seconds": max(ages, default=None),
+    }
 
 
 # -- what there is -----------------------------------------------------------------------------------------------
@@ -164,20 +242,22 @@ def counted(
         if options.archive is None:  # a database is asked once, and is not to do so much
             rows = rows.persist(StorageLevel.DISK_ONLY)
             stack.callback(rows.unpersist)
-        stats_tables.check_names(rows, fields)
-        facts = stats_tables.facts_of(rows).persist()
+        tables.check_names(rows, fields)
+        facts = tables.facts_of(rows).persist()
         stack.callback(facts.unpersist)
-        found: dict[str, list[dict[str, Any]]] = {"writers": stats_tables.writers(facts)}
+        found: dict[str, list[dict[str, Any]]] = {"writers": tables.writers(facts)}
         if not found["writers"]:
             raise ConfigError("there is no row in that range")
         window = int(options.window or _window(found["writers"]))
         work: dict[str, Callable[[], list[dict[str, Any]]]] = {
-            "rates": lambda: stats_tables.rates(facts, window),
-            "rows_per_fact": lambda: stats_tables.rows_per_fact(facts),
-            "steps": lambda: stats_tables.steps(facts),
-            "row_sizes": lambda: stats_tables.row_sizes(rows),
-            "row_size_percentiles": lambda: stats_tables.row_size_percentiles(rows),
-            "top_keys": lambda: stats_tables.top_keys(rows, fields, options.top),
+            "rates": lambda: tables.rates(facts, window),
+            "rates_by_size": lambda: tables.rates_by_size(facts, window),
+            "rows_per_fact": lambda: tables.rows_per_fact(facts),
+            "steps": lambda: tables.steps(facts),
+            "unused_ids": lambda: tables.unused_ids(facts),
+            "row_sizes": lambda: tables.row_sizes(rows),
+            "row_size_percentiles": lambda: tables.row_size_percentiles(rows),
+            "top_keys": lambda: tables.top_keys(rows, fields, options.top),
         }
         for done, (name, count) in enumerate(work.items(), 1):
             progress("counted tables", done, len(work))
@@ -186,9 +266,13 @@ def counted(
 
 
 def _window(writers: list[dict[str, Any]]) -> int:
-    """Seconds, so that a page shows them well, and the table of rates has a bearable number of rows."""
+    """Seconds, so that a page shows them well, and the tables of rates have a bearable number of rows."""
     times = [one[name] for one in writers for name in ("first_time", "last_time") if one[name] is not None]
-    count = max(1, min(WINDOWS, stats_tables.MOST_ROWS // len(writers) - 1))
+    largest: dict[str, int] = {}
+    for one in writers:
+        largest[one["stream"]] = max(largest.get(one["stream"], 0), one["most_rows_per_fact"])
+    sizes = sum((most - 1).bit_length() + 1 for most in largest.values())
+    count = max(1, min(WINDOWS, tables.MOST_ROWS // max(len(writers), sizes) - 1))
     return round_time((max(times) - min(times)) / 1e6 / count) if times else 1
 
 
@@ -242,12 +326,12 @@ def _table(columns: Mapping[str, Any], rows: list[dict[str, Any]]) -> Any:
     return pyarrow.Table.from_arrays(arrays, schema=schema)
 
 
-def sample_table(samples: Samples) -> Any:
+def sample_table(samples: tables.Samples) -> Any:
     """A row for each."""
     parts = []
     for key, values in sorted(samples.items()):
         names = [pyarrow.repeat(name, len(values)) for name in key]
-        parts.append(pyarrow.Table.from_arrays([*names, stats_tables.floats(values)], schema=SAMPLES))
+        parts.append(pyarrow.Table.from_arrays([*names, tables.floats(values)], schema=SAMPLES))
     return pyarrow.concat_tables(parts) if parts else SAMPLES.empty_table()
 
 
