@@ -56,16 +56,17 @@ class FactContents(Generic[RowT]):
         return self._session.generators[opened.stream.name].table_id
 
     @overload
-    def add(self, row: RowT, *, stream: None = None, insert: bool = True) -> None: ...
+    def add(self, row: RowT, *, stream: None = None, insert: bool = True, at: int = 0) -> None: ...
     @overload
-    def add(self, row: OtherT, *, stream: Stream[OtherT], insert: bool = True) -> None: ...
-    def add(self, row: Any, *, stream: Stream[Any] | None = None, insert: bool = True) -> None:
+    def add(self, row: OtherT, *, stream: Stream[OtherT], insert: bool = True, at: int = 0) -> None: ...
+    def add(self, row: Any, *, stream: Stream[Any] | None = None, insert: bool = True, at: int = 0) -> None:
         """Add a row to the fact. Raises RowError, and ConfigError outside the block: the row would be lost.
 
-        ``stream``: needed only for another than the first. ``insert=False``: the application inserts the row
-        into the stream's own table itself, under ``fact.id``; behind those that busrep inserts.
+        ``stream``: needed only for another than the first. ``insert=False``: the application inserts the row into the
+        stream's own table itself, under ``fact.id``; behind those that busrep inserts. ``at``: to which of ``count``
+        facts, counted from 0; their IDs ascend.
         """
-        self._of(stream).add(row, insert=insert)
+        self._of(stream).add(row, insert=insert, at=at)
 
     @overload
     def add_each(self, rows: Sequence[RowT], stream: None = None) -> list[int]: ...

@@ -46,10 +46,12 @@ class OpenFacts:
         self.ids = sorted(ids)
         self.first = self.ids[0] if self.ids else 0
 
-    def add(self, row: Any, *, insert: bool) -> None:
-        """Add a row to the (first) fact."""
+    def add(self, row: Any, *, insert: bool, at: int = 0) -> None:
+        """Add a row to one of the facts, counted from 0. Raises ConfigError where there are not so many."""
         self._check_not_void()
-        payload, id = self.stream.encode(row), self.ids[0]
+        if not 0 <= at < len(self.ids):
+            raise ConfigError(f"at={at} of {len(self.ids)} facts, counted from 0: pass count= to write()")
+        payload, id = self.stream.encode(row), self.ids[at]
         payloads = self.payloads.setdefault(id, [])
         if insert:
             rows = self.rows.setdefault(id, [])
@@ -111,13 +113,10 @@ class OpenFacts:
         if self.each is not None:
             core.rows_completed(name, self.ids, self.each[1])
             return len(self.ids), len(self.ids)
-        facts = rows = 0
         for id in self.ids:
-            payloads = self.payloads.get(id, ())
-            core.fact_completed(name, id, payloads)
-            facts += bool(payloads)
-            rows += len(payloads)
-        return facts, rows
+            core.fact_completed(name, id, self.payloads.get(id, ()))
+        rows = [len(payloads) for payloads in self.payloads.values() if payloads]
+        return len(rows), sum(rows)
 
 
 @attrs.define(eq=False)

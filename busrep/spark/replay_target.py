@@ -18,7 +18,6 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 import attrs
@@ -28,7 +27,7 @@ from busrep.core.backoff import pause_after
 from busrep.core.catchup import FetchUpdates
 from busrep.errors import CommitUnknown, ConfigError, PositionTooOld, Unavailable
 from busrep.settings import Settings
-from busrep.spark.replay_pace import Fact
+from busrep.spark.replay_pace import Fact, grouped
 from busrep.spark.staging import FIELDS, Done
 from busrep.spark.staging_store import StagingStore, open_staging_store
 from busrep.spark.table import dialect_of
@@ -187,7 +186,7 @@ class Target:
         return found
 
     def write(self, facts: Sequence[Fact]) -> None:
-        """Write a chunk: facts of a writer in their order, in one transaction while they are of one row each.
+        """Write a chunk: facts of a writer in their order, as many in a transaction as `grouped` says.
 
         Raises WriterFenced when another process replays to these writers; Unavailable, after a while.
         """
@@ -195,9 +194,8 @@ class Target:
         for fact in facts:
             by_writer.setdefault((fact.stream, fact.writer), []).append(fact)
         for pair, its in by_writer.items():
-            for plain, run in groupby(its, key=lambda fact: len(fact.rows) == 1):
-                for part in [list(run)] if plain else [[fact] for fact in run]:
-                    self._written(pair, part, part[-1].token)
+            for group in grouped(its):
+                self._written(pair, group, group[-1].token)
 
     def finish(self, ends: Mapping[Pair, int]) -> None:
         """Note that all facts up to these tokens are written: what is replayed next may begin there. Raises as
@@ -231,12 +229,12 @@ class Target:
         payloads = [row for fact in facts for row in fact.rows]
         rows = payloads if isinstance(target, Verbatim) else target.decode(payloads)
         with bus.write(target, count=len(facts) or 1) as made:
-            ids = [made.id]
-            if facts and len(facts[0].rows) == 1:
-                ids = made.add_each(rows)
+            ids = made.published_ids()
+            if rows and len(rows) == len(facts):  # of one row each, which cost less
+                made.add_each(rows)
             else:
-                for row in rows:
-                    made.add(row)
+                for row, at in zip(rows, (at for at, fact in enumerate(facts) for _ in fact.rows), strict=True):
+                    made.add(row, at=at)
             if self.store is not None:
                 done = Done(
                     mark_name(stream, self.prefix + writer), self.epochs[stream], upto,

@@ -52,7 +52,7 @@ def ordered(frames: list[DataFrame]) -> Iterator[Row]:
     frame = frame.withColumn("due", functions.max("time").over(so_far))
     frame = frame.orderBy("due", "stream", "token", "writer", "index").select("stream", "writer", "token", "due", "row")
     for row in frame.toLocalIterator(prefetchPartitions=True):
-        yield row["stream"], row["writer"], row["token"], row["due"], row["row"]
+        yield tuple(row)  # a Row looks for each field by its name, which takes as long as all else that is done here
 
 
 # -- the job -----------------------------------------------------------------------------------------------------

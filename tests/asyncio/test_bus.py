@@ -196,6 +196,13 @@ def test_facts_arrive_whole_in_order_and_typed(deployment: Deployment) -> None:
             await reader.wait_for(orders, "w1", more[-1])
             facts = [one for batch in batches for one in batch.facts()]
             assert facts[-2:] == [(id, [Order(n, "more")]) for n, id in enumerate(more, start=1)]
+            async with writer.write(orders, count=2) as fact:
+                for at, status in ((0, "new"), (0, "paid"), (1, "new")):
+                    fact.add(Order(3 + at, status), at=at)
+                more = fact.published_ids()
+            await reader.wait_for(orders, "w1", more[-1])
+            facts = [one for batch in batches for one in batch.facts()]
+            assert facts[-2:] == [(more[0], [Order(3, "new"), Order(3, "paid")]), (more[1], [Order(4, "new")])]
             with pytest.raises(ConfigError, match="count=3"):
                 async with writer.write(orders, count=2) as fact:
                     fact.add_each([Order(1, "wrong")] * 3)

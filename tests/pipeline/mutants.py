@@ -473,6 +473,27 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=(REPLAY_RANGES + "more_writers_than_can_be_open[sqlite]",),
     ),
     Mutant(
+        name="a-replay-marks-the-first-fact-of-a-transaction",
+        rule="6",
+        harm="A replay that goes on writes the other facts of the last transaction again.",
+        edits=(Edit("Target.write", "group[-1].token", "group[0].token"),),
+        checks=(REPLAY + "facts_of_a_writer_share_a_transaction[sqlite]",),
+    ),
+    Mutant(
+        name="a-replayed-fact-has-a-transaction-of-its-own",
+        rule="6",
+        harm="Facts of several rows are replayed at some hundred rows a second.",
+        edits=(Edit("replay_pace.grouped", "        if held and (rows", "        if held or (rows"),),
+        checks=(REPLAY + "facts_of_a_writer_share_a_transaction[sqlite]",),
+    ),
+    Mutant(
+        name="a-replay-s-transactions-have-no-bound",
+        rule="6",
+        harm="A writer that is late by hours holds its claim, and SQLite's write lock, for as long as a chunk takes.",
+        edits=(Edit("replay_pace.grouped", "(rows > GROUP_ROWS or size > GROUP_BYTES)", "False"),),
+        checks=(REPLAY + "a_transaction_has_so_many_rows_and_bytes_and_whole_facts",),
+    ),
+    Mutant(
         name="a-replayed-row-is-made-anew",
         rule="6",
         harm="A number with more digits than a float has is another one in the target.",

@@ -23,6 +23,9 @@ from busrep.sync.writing import BlockingFact as OpenFact
 from tests.transactions import TRANSACTIONS, surrounded
 
 EPOCH = "e" * 32
+# Facts that are written at a time: few enough for all kills, and of each writer several, so that one transaction has
+# facts of one row and of more.
+AT_A_TIME = 14
 QUICK = Settings(heartbeat=0.1, retry_min=0.02, retry_max=0.2, redis_timeout=2.0, shutdown_timeout=2.0)
 
 
@@ -49,8 +52,8 @@ def replayed(task: Task) -> dict[tuple[str, str], int]:
         marks = target.open({(fact.stream, fact.writer): 0 for fact in facts})
         left = [fact for fact in facts if fact.token > marks[fact.stream, fact.writer]]
         for chunk in Chunks(Pace(), lambda: 0.0, never).of(left):
-            for at in range(0, len(chunk), 7):
-                target.write(chunk[at : at + 7])
+            for at in range(0, len(chunk), AT_A_TIME):
+                target.write(chunk[at : at + AT_A_TIME])
         return marks
     finally:
         target.close()

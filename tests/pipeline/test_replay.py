@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import subprocess
@@ -21,15 +22,15 @@ import busrep
 from busrep import sync
 from busrep.core.catchup import FetchUpdates
 from busrep.errors import CommitUnknown, ConfigError, Unavailable, WriterFenced
-from busrep.spark import replay_target
-from busrep.spark.replay_pace import CHUNK_ROWS, Chunks, OutOfOrder, Pace, facts_of
+from busrep.spark import replay_pace, replay_target
+from busrep.spark.replay_pace import CHUNK_BYTES, CHUNK_ROWS, Chunks, OutOfOrder, Pace, facts_of, grouped
 from busrep.spark.replay_target import Target, Verbatim, mark_name, target_stream
 from busrep.stores.blocking import open_blocking_store
 from busrep.streams import Registry
 from busrep.sync.session import Publishing
 from tests.pipeline.replay_child import EPOCH, QUICK, STEPS, Task, fact, replayed
 from tests.shop import Order
-from tests.transactions import Method, patch_transactions
+from tests.transactions import Method, patch_transactions, surrounded
 
 SECOND = 1_000_000
 STREAMS: list[busrep.Stream[Any]] = [busrep.Stream("orders"), busrep.Stream("payments")]
@@ -101,8 +102,23 @@ def test_flat_out_waits_for_nothing_and_bounds_what_is_written_together() -> Non
     found, clock, made = chunks(Pace(), *facts)
     assert [len(one) for one in found] == [CHUNK_ROWS, 10]
     assert (clock.waits, made.late) == ([], 0.0)
-    large = [fact("orders", "w1", token, "x" * 600_000) for token in (1, 2, 3)]
+    large = [fact("orders", "w1", token, "x" * (CHUNK_BYTES // 2 + 1)) for token in (1, 2, 3)]
     assert chunks(Pace(), *large)[0] == [[1], [2], [3]]
+
+
+def test_a_transaction_has_so_many_rows_and_bytes_and_whole_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_pace, "GROUP_ROWS", 5)
+    monkeypatch.setattr(replay_pace, "GROUP_BYTES", 100)
+
+    def groups(*facts: Any) -> list[list[int]]:
+        return [[one.token for one in group] for group in grouped(facts)]
+
+    sizes = [2, 3, 1, 7, 1, 4, 5]
+    assert groups(*[at(token, None, rows) for token, rows in enumerate(sizes)]) == [[0, 1], [2], [3], [4, 5], [6]]
+    lengths = [60, 40, 1, 101, 50, 50]
+    large = [fact("orders", "w1", token, "x" * length) for token, length in enumerate(lengths)]
+    assert groups(*large) == [[0, 1], [2], [3], [4, 5]]
+    assert groups() == []
 
 
 def test_late_facts_come_together() -> None:
@@ -219,6 +235,7 @@ def test_killed_at_each_step(kind: str, request: pytest.FixtureRequest, redis_ur
             for number, step in enumerate(STEPS):
                 if step != "closed":
                     await asyncio.to_thread(killed, attrs.evolve(task, step=step, passes=1 + number % 3))
+                    assert await asyncio.to_thread(left_whole, url, rows), step
             marks = await asyncio.to_thread(replayed, task)
             await asyncio.to_thread(killed, attrs.evolve(task, step="closed"))
             for stream, writer in expected(rows):
@@ -240,6 +257,49 @@ def newest(url: str, stream: str, writer: str) -> int:
         return max(page.tokens)
     finally:
         store.close()
+
+
+def sinks(url: str) -> Any:
+    """The marks, by their names."""
+    with contextlib.closing(open_blocking_store(url, Registry(STREAMS))) as store:
+        store.open()
+        return store.status()["sinks"]
+
+
+def left_whole(url: str, rows: list[Any]) -> bool:
+    """Whether the table has all facts up to each writer's mark, and none behind it."""
+    marks = {name: mark["batch"] for name, mark in sinks(url).items()}
+    return in_table(url) == expected([row for row in rows if row[2] <= marks.get(mark_name(row[0], f"r-{row[1]}"), 0)])
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_facts_of_a_writer_share_a_transaction(
+    kind: str, request: pytest.FixtureRequest, redis_url: str, bus_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one row and of more, in their order, and never a part of a fact: one that has more rows than a transaction is
+    to have is written alone. At each COMMIT the mark is where the transaction ends."""
+    url = made_store(request.getfixturevalue(f"{kind}_url"))
+    sizes = [1, 3, 1, 2, 1, 9, 1, 1, 1, 1, 1, 4]
+    rows = [("orders", "w1", token + 1, None, f"[{token},{row}]") for token in range(12) for row in range(sizes[token])]
+    whole: list[bool] = []
+    marks: list[int] = []
+
+    def look() -> None:
+        found = sinks(url)
+        whole.append(left_whole(url, rows))
+        marks.append(found[mark_name("orders", "r-w1")]["batch"])
+
+    monkeypatch.setattr(replay_pace, "GROUP_ROWS", 5)
+    patch_transactions(monkeypatch, "commit", lambda commit: surrounded(commit, after=look))
+    streams = {"orders": Verbatim("orders")}
+    one = Target(redis_url, bus_name, streams, {"orders": EPOCH}, store=url, prefix="r-", settings=QUICK)
+    with contextlib.closing(one):
+        one.open({("orders", "w1"): 0})
+        one.write(list(facts_of(rows)))
+    assert marks == [3, 5, 6, 11, 12]
+    assert all(whole)
+    assert in_table(url) == expected(rows)
 
 
 @pytest.mark.servers
@@ -351,6 +411,11 @@ def test_in_memory_nothing_is_lost_silently(
     with pytest.raises(ConfigError, match="frame_bytes"):
         large.write([fact("orders", "w1", 1, f'["{"x" * QUICK.frame_bytes}"]')])
     large.close()
+
+    among_others = target()
+    with pytest.raises(ConfigError, match="frame_bytes"):
+        among_others.write([fact("orders", "w1", 1, "[1]"), fact("orders", "w1", 2, *["[2]"] * (QUICK.frame_rows + 1))])
+    among_others.close()
 
     away = target()
     monkeypatch.setattr(replay_target, "pause_after", lambda *args: 0.0)

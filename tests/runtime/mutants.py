@@ -305,6 +305,13 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=("runtime/test_fact.py::test_rows_that_the_application_inserts_come_last",),
     ),
     Mutant(
+        name="a-row-of-a-fact-that-is-not-there-goes-to-the-last",
+        rule="9.1",
+        harm="A wrong place, -1, is taken for the last fact, which gets rows of another one.",
+        edits=(Edit("OpenFacts.add", "if not 0 <= at < len(self.ids):", "if at >= len(self.ids):"),),
+        checks=(WRITING + "facts_of_several_rows_in_one_transaction",),
+    ),
+    Mutant(
         name="what-was-won-is-forgotten-in-an-outage",
         rule="9.5",
         harm="A name that was won, and finished before that was known, is lost for good when the database goes away.",

@@ -242,6 +242,24 @@ def test_facts_of_one_row_with_something_else_in_their_transaction(deployment: D
     assert len(deployment.rows()) == 3
 
 
+def test_facts_of_several_rows_in_one_transaction(deployment: Deployment, wire: Wire) -> None:
+    """Each has an ID of its own; one without rows leaves its ID empty, and one of one row is among them."""
+    with deployment.bus(beats=False) as bus:
+        with bus.write(orders, count=3) as fact:
+            fact.add(Order(2, "new"), at=2)
+            for status in ("new", "paid"):
+                fact.add(Order(1, status), at=0)
+            first, _, last = fact.published_ids()
+        assert deployment.rows() == {first: [b'[1,"new"]', b'[1,"paid"]'], last: [b'[2,"new"]']}
+        assert wire.tokens(last) == [first, last]  # each with the last of its rows
+        for at in (-1, 2):
+            with pytest.raises(ConfigError, match=f"at={at} of 2 facts.*count="), bus.write(orders, count=2) as fact:
+                fact.add(Order(1, "wrong"), at=at)
+        assert bus.statistics()["writer"]["facts"] == 2
+        assert bus.statistics()["writer"]["rows"] == 3
+    assert len(deployment.rows()) == 2
+
+
 def test_threads_that_use_it_first_at_once_open_it_once(deployment: Deployment, wire: Wire) -> None:
     bus, ready, ids = deployment.bus(), threading.Barrier(4), []
 

@@ -38,7 +38,7 @@ async def asynchronous(bus: busrep.Bus, session: AsyncSession) -> None:
         fact.add(Order(1, "new"))
         fact.add("not a row")  # E: No overload variant of "add"
         fact.add(Payment(1.0))  # E: No overload variant of "add"
-        fact.add(Payment(1.0), stream=payments)
+        fact.add(Payment(1.0), stream=payments, at=1)
         fact.add(Order(1, "new"), stream=payments)  # E: Cannot infer value of type parameter "OtherT" of "add"
         fact.add_each([Order(1, "new")])
         fact.add_each([Payment(1.0)])  # E: List item 0 has incompatible type "Payment"
