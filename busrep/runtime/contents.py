@@ -74,7 +74,7 @@ class FactContents(Generic[RowT]):
     def add_each(self, rows: Sequence[OtherT], stream: Stream[OtherT]) -> list[int]: ...
     def add_each(self, rows: Sequence[Any], stream: Stream[Any] | None = None) -> list[int]:
         """Add each row as a fact of its own, one for each ID reserved; give their IDs. Raises ConfigError for more rows
-        or fewer, and outside the block."""
+        or fewer, beside rows that were added before, and outside the block."""
         opened = self._of(stream)
         opened.add_each(rows)
         return self._table_ids(opened)

@@ -47,14 +47,13 @@ class OpenFacts:
         self.first = self.ids[0] if self.ids else 0
 
     def add(self, row: Any, *, insert: bool, at: int = 0) -> None:
-        """Add a row to one of the facts, counted from 0. Raises ConfigError where there are not so many."""
-        self._check_not_void()
+        """Add a row to one of the facts, counted from 0. Raises ConfigError for no such fact, and behind `add_each`."""
+        self._check_free(self.each)
         if not 0 <= at < len(self.ids):
             raise ConfigError(f"at={at} of {len(self.ids)} facts, counted from 0: pass count= to write()")
-        payload, id = self.stream.encode(row), self.ids[at]
-        payloads = self.payloads.setdefault(id, [])
+        payload, payloads = self.stream.encode(row), self.payloads.setdefault(self.ids[at], [])
         if insert:
-            rows = self.rows.setdefault(id, [])
+            rows = self.rows.setdefault(self.ids[at], [])
             if len(rows) < len(payloads):  # their places in the table are counted from the first one
                 raise ConfigError("rows of a fact with insert=False come last, behind those that busrep inserts")
             rows.append(row)
@@ -69,8 +68,8 @@ class OpenFacts:
         return [(id, rows, self.payloads[id][: len(rows)]) for id, rows in self.rows.items()]
 
     def add_each(self, rows: Sequence[Any]) -> None:
-        """Add each row as a fact of its own. Raises ConfigError for more or fewer than there are IDs."""
-        self._check_not_void()
+        """Add each row as a fact of its own. Raises ConfigError for more or fewer than IDs, and behind other rows."""
+        self._check_free(self.each or self.payloads)
         count = len(self.ids) or (self.ticket.count if self.ticket else 0)
         if len(rows) != count:
             raise ConfigError(f"{len(rows)} rows for {count} IDs: pass count={len(rows)} to write()")
@@ -78,10 +77,12 @@ class OpenFacts:
         if self.late and self.ticket is not None:
             self.unnumbered = Unnumbered(self.ticket.known, self.each[1])
 
-    def _check_not_void(self) -> None:
+    def _check_free(self, taken: object) -> None:
         if self.void:
             reason = "it was rolled back, for its ID was given again since: did the database crash? Write it again"
             raise Unavailable("the transaction of the fact", reason)
+        if taken:
+            raise ConfigError("add_each() adds the rows of all facts of a block: call it once, and add() not at all")
 
     def written(self) -> Sequence[bytes]:
         """The payloads of all rows."""
@@ -109,12 +110,11 @@ class OpenFacts:
 
     def complete(self, core: Writer | RetainedRows) -> tuple[int, int]:
         """Hand the facts to the writer core, or to who keeps them besides; give how many facts and rows they were."""
-        name = self.stream.name
         if self.each is not None:
-            core.rows_completed(name, self.ids, self.each[1])
+            core.rows_completed(self.stream.name, self.ids, self.each[1])
             return len(self.ids), len(self.ids)
         for id in self.ids:
-            core.fact_completed(name, id, self.payloads.get(id, ()))
+            core.fact_completed(self.stream.name, id, self.payloads.get(id, ()))
         rows = [len(payloads) for payloads in self.payloads.values() if payloads]
         return len(rows), sum(rows)
 

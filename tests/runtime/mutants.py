@@ -305,6 +305,22 @@ MUTANTS: tuple[Mutant, ...] = (
         checks=("runtime/test_fact.py::test_rows_that_the_application_inserts_come_last",),
     ),
     Mutant(
+        name="a-row-behind-those-of-all-facts-is-lost",
+        rule="9.1",
+        harm="A row that is added behind add_each() is in no fact, and nobody is told.",
+        edits=(Edit("OpenFacts.add", "self._check_free(self.each)", "self._check_free(None)"),),
+        checks=(WRITING + "rows_whose_place_others_would_take_are_an_error[each-add]",),
+    ),
+    Mutant(
+        name="rows-of-all-facts-take-the-place-of-others",
+        rule="9.1",
+        harm="A row that was added before add_each() is in no fact, and nobody is told.",
+        edits=(
+            Edit("OpenFacts.add_each", "self._check_free(self.each or self.payloads)", "self._check_free(self.each)"),
+        ),
+        checks=(WRITING + "rows_whose_place_others_would_take_are_an_error[add-each]",),
+    ),
+    Mutant(
         name="a-row-of-a-fact-that-is-not-there-goes-to-the-last",
         rule="9.1",
         harm="A wrong place, -1, is taken for the last fact, which gets rows of another one.",

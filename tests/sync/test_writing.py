@@ -260,6 +260,16 @@ def test_facts_of_several_rows_in_one_transaction(deployment: Deployment, wire: 
     assert len(deployment.rows()) == 2
 
 
+@pytest.mark.parametrize(("first", "second"), [("add", "each"), ("each", "add"), ("each", "each")])
+def test_rows_whose_place_others_would_take_are_an_error(deployment: Deployment, first: str, second: str) -> None:
+    """``add_each`` has the rows of all facts of the block: those of another call would be lost in silence."""
+    with deployment.bus(beats=False) as bus:
+        with pytest.raises(ConfigError, match="call it once, and add"), bus.write(orders, count=2) as fact:
+            for way in (first, second):
+                fact.add(Order(1, "one")) if way == "add" else fact.add_each([Order(1, "each"), Order(2, "each")])
+        assert deployment.rows() == {}
+
+
 def test_threads_that_use_it_first_at_once_open_it_once(deployment: Deployment, wire: Wire) -> None:
     bus, ready, ids = deployment.bus(), threading.Barrier(4), []
 
