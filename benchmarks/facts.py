@@ -33,7 +33,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import attrs
@@ -158,14 +157,7 @@ async def measured(
             facts, processor = await rate(write, arguments, given.seconds)
             found[name].append(facts)
             taken[name].append(processor)
-    base = next(iter(found.values()))
-    figures = [
-        f"{name} {median(rates):,.0f}/s ({median(a / b for a, b in zip(rates, base, strict=True)):.2f}x, "
-        f"{1e6 * median(taken[name]):,.0f} us)"
-        for name, rates in found.items()
-    ]
-    print(f"{title:42}" + "   ".join(figures), flush=True)
-    return {title: found, f"{title}, processor": taken}
+    return setting.compare(title, found, taken, "facts/s")
 
 
 @contextlib.asynccontextmanager

@@ -26,7 +26,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from statistics import median
 from typing import Any
 
 import attrs
@@ -163,14 +162,7 @@ def measured(
             write(source)
             found[name].append(len(source) / (time.monotonic() - started))
             taken[name].append((time.process_time() - processor) / len(source))
-    base = next(iter(found.values()))
-    figures = [
-        f"{name} {median(rates):,.0f} rows/s ({median(b / a for a, b in zip(base, rates, strict=True)):.2f}x, "
-        f"{1e6 * median(taken[name]):.1f} us)"
-        for name, rates in found.items()
-    ]
-    print(f"{title:26}" + "   ".join(figures), flush=True)
-    return {title: found, f"{title}, processor": taken}
+    return setting.compare(title, found, taken, "rows/s")
 
 
 def spark_job(stack: contextlib.ExitStack, redis: str, url: str) -> Job:

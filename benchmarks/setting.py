@@ -10,7 +10,7 @@ import os
 import platform
 import sqlite3
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,24 @@ def write(given: argparse.Namespace, figures: dict[str, dict[str, Any]]) -> None
     if given.json is not None:
         options = {name: value for name, value in vars(given).items() if name != "json"}
         given.json.write_text(json.dumps({"told": told, "options": options, "figures": figures}) + "\n")
+
+
+def compare(
+    title: str, found: Mapping[str, Sequence[float]], taken: Mapping[str, Sequence[float]], unit: str
+) -> dict[str, Mapping[str, Sequence[float]]]:
+    """Print medians of rates, of their ratios to the first contender's, and of what one took of the processor.
+
+    ``found``: {contender: rates of its rounds}; ``taken``: {contender: seconds}. Returns both as `write` takes them.
+    """
+    base = next(iter(found.values()))
+    figures = [
+        f"{name} {statistics.median(rates):,.0f} {unit} "
+        f"({statistics.median(a / b for a, b in zip(rates, base, strict=True)):.2f}x, "
+        f"{1e6 * statistics.median(taken[name]):,.1f} us)"
+        for name, rates in found.items()
+    ]
+    print(f"{title:42}" + "   ".join(figures), flush=True)
+    return {title: found, f"{title}, processor": taken}
 
 
 def percentiles(runs: Sequence[Sequence[float]]) -> list[float]:
