@@ -50,7 +50,7 @@ class OpenFacts:
         """Add a row to one of the facts, counted from 0. Raises ConfigError for no such fact, and behind `add_each`."""
         self._check_free(self.each)
         if not 0 <= at < len(self.ids):
-            raise ConfigError(f"at={at} of {len(self.ids)} facts, counted from 0: pass count= to write()")
+            raise ConfigError(f"at={at} of {len(self.ids)} facts is no place: 0 is the first, and count= adds facts")
         payload, payloads = self.stream.encode(row), self.payloads.setdefault(self.ids[at], [])
         if insert:
             rows = self.rows.setdefault(self.ids[at], [])
