@@ -1,42 +1,21 @@
 """How long an archive may be behind its table: committed rows that it lacks, and that are older than that."""
 
-# ruff: noqa: S608 - table and column names are quoted, values are parameters
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from busrep.spark.archived import Archive
 from busrep.spark.audit_files import Finding
 from busrep.spark.planning import Span
+from busrep.spark.table import Ages
 from busrep.spark.waiting import TableWriter
-from busrep.stores.dialect import Backing, Dialect
-from busrep.stores.plans import Plan, Sql
 from busrep.stores.snapshots import LogState
-
-Ages = Mapping[str, float | None]
-"""{writer: seconds since its first row of a span was committed}; None where the table has no times."""
 
 
 def proven_and_not_archived(archive: Archive, log: LogState) -> list[Span]:
     """The spans of each writer that the table has proven and the archive lacks."""
     ends = ((writer, max(archive.upto.get(writer, 0), log.floors.get(writer, 0))) for writer in sorted(log.positions))
     return [(writer, at, log.positions[writer]) for writer, at in ends if at < log.positions[writer]]
-
-
-def first_ages(dialect: Dialect, backing: Backing, spans: Sequence[Span]) -> Plan[dict[str, float | None]]:
-    """The age of the first row of each span; a span without rows is left out."""
-    found: dict[str, float | None] = {}
-    age = "NULL" if backing.own else dialect.age("committed_at")
-    for writer, after, upto in spans:
-        where, params = backing.of_writer(writer)
-        between, limits = backing.between(after, upto)
-        rows = yield Sql(
-            f"SELECT {age} FROM {backing.table} WHERE {where} AND {between} ORDER BY {backing.by_row} LIMIT 1",
-            (*params, *limits),
-        )
-        for (seconds,) in rows[0]:
-            found[writer] = None if seconds is None else max(0.0, float(seconds))
-    return found
 
 
 def behind(

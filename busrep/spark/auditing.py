@@ -19,7 +19,7 @@ from busrep.spark import archived, audit_files, audit_table, job, secrets
 from busrep.spark.archive_store import Root, load, streams_of
 from busrep.spark.archived import Archive
 from busrep.spark.archiving import streams_in_store
-from busrep.spark.audit_behind import Ages, behind_of, first_ages
+from busrep.spark.audit_behind import behind_of
 from busrep.spark.audit_files import Finding
 from busrep.spark.audit_log import Saved, ahead, caught_up, log_of, shown
 from busrep.spark.audit_notes import notes_of
@@ -29,7 +29,7 @@ from busrep.spark.audit_sums import Key, Row, Sum, differences, differing, merge
 from busrep.spark.databases import Question
 from busrep.spark.options import stream_of
 from busrep.spark.planning import Span
-from busrep.spark.table import Table
+from busrep.spark.table import Ages, Table
 from busrep.spark.waiting import TableWriter, waiting_rows
 from busrep.stores.snapshots import LogState
 
@@ -156,7 +156,7 @@ class Audit:
 
     def _ages(self, spans: Sequence[Span]) -> Ages:
         with Table(self.url, stream_of(self.options.streams, self.stream)) as table:
-            return table.ask(lambda: first_ages(table.dialect, table.backing, spans))
+            return table.first_ages(spans)
 
     def _question(self) -> Question:
         streams = self.options.streams

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -97,9 +97,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> 
         raise ConfigError(
             "option 'includeMetadata' is for typed rows, which need 'streams'; the generic schema has these columns"
         )
-    redis, name = redis_of(found), found.get("name")
-    if (redis is None) != (name is None):
-        raise ConfigError("options 'redis' and 'name' go together: the Redis of a bus, and the bus's name there")
+    redis = redis_of(found)
     most, least = (number_of(found, one, MOST_PARTITIONS) for one in ("partitions", "minPartitions"))
     if most is not None and least is not None and most < least:
         raise ConfigError(f"option 'minPartitions' is {least}: at most {most}, the option 'partitions', is needed")
@@ -111,7 +109,7 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> 
         max_rows=number_of(found, _as_given(found, "maxRowsPerTrigger"), 2**63 - 1),
         partitions=most, min_partitions=least or 1,
         fail_on_data_loss=_switch(found, "failOnDataLoss", default=True), include_metadata=include,
-        redis=redis, name=name, password_file=found.get("passwordfile"),
+        redis=redis, name=found.get("name"), password_file=found.get("passwordfile"),
         redis_password_file=found.get("redispasswordfile"),
     )  # fmt: skip
 
@@ -128,12 +126,17 @@ def found_in(given: Mapping[str, str]) -> dict[str, str]:
     )
 
 
-def _check_names(found: Mapping[str, str], streaming: bool | None) -> None:
-    known = {name.lower(): name for name in NAMES}
-    for wrong in sorted(found.keys() - known.keys()):
+def check_known(found: Mapping[str, str], names: Sequence[str], others: Iterable[str] = ()) -> None:
+    """Raises ConfigError for an option that is none of ``names``, nor of ``others``, which are Spark's own."""
+    known = {name.lower(): name for name in names}
+    for wrong in sorted(found.keys() - known.keys() - set(others)):
         near = difflib.get_close_matches(wrong, known, 1)
         meant = f"; did you mean {known[near[0]]!r}?" if near else "."
-        raise ConfigError(f"option {wrong!r} is not known{meant} These are: {', '.join(NAMES)}")
+        raise ConfigError(f"option {wrong!r} is not known{meant} These are: {', '.join(names)}")
+
+
+def _check_names(found: Mapping[str, str], streaming: bool | None) -> None:
+    check_known(found, NAMES)
     for alias, name in ALIASES.items():
         if alias.lower() in found and name.lower() in found:
             raise ConfigError(f"options {alias!r} and {name!r} are one: pass only {name!r}")
@@ -177,16 +180,20 @@ def store_of(found: Mapping[str, str]) -> str:
 
 
 def redis_of(found: Mapping[str, str]) -> str | None:
-    """Option ``redis``, checked: without a password. Raises ConfigError, also for a password file without it."""
+    """Option ``redis``, checked: without a password. Raises ConfigError, also where one of ``redis`` and ``name`` is
+    there alone, and for a password file without ``redis``."""
     url = found.get("redis")
     if url is None and "redispasswordfile" in found:
         raise ConfigError("option 'redisPasswordFile' needs the option 'redis'")
-    if url is None or not has_secret(url):
-        return url
-    raise ConfigError(
-        "option 'redis' holds a password, which plans and the UI of Spark would show: leave it out there, and pass the "
-        "option 'redisPasswordFile' (its first line is the password), or set BUSREP_REDIS_PASSWORD for the driver"
-    )
+    if url is not None and has_secret(url):
+        raise ConfigError(
+            "option 'redis' holds a password, which plans and the UI of Spark would show: leave it out there, and pass "
+            "the option 'redisPasswordFile' (its first line is the password), or set BUSREP_REDIS_PASSWORD for the "
+            "driver"
+        )
+    if (url is None) != ("name" not in found):
+        raise ConfigError("options 'redis' and 'name' go together: the Redis of a bus, and the bus's name there")
+    return url
 
 
 def word_of(found: Mapping[str, str], name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,7 @@ import attrs
 from busrep.errors import ConfigError
 from busrep.settings import Settings
 from busrep.spark import secrets
-from busrep.spark.options import found_in, number_of, redis_of, store_of, stream_of, word_of, words_of
+from busrep.spark.options import check_known, found_in, number_of, redis_of, store_of, stream_of, word_of, words_of
 from busrep.spark.table import sqlite_path
 from busrep.streams import Stream
 from busrep.sync.publisher import redis_pool
@@ -62,11 +61,7 @@ def read_options(given: Mapping[str, str], *, job: str | None) -> SinkOptions:
     To be called on the driver, where the passwords are. Raises ConfigError, which names the option.
     """
     found = found_in(given)
-    known = {name.lower(): name for name in NAMES}
-    for other in found.keys() - known.keys() - {*SPARKS}:
-        near = difflib.get_close_matches(other, known, 1)
-        meant = f"; did you mean {known[near[0]]!r}?" if near else "."
-        raise ConfigError(f"option {other!r} is not known{meant} These are: {', '.join(NAMES)}")
+    check_known(found, NAMES, SPARKS)
     wrong, right, kind = ("query", "batch", "df.write") if job is not None else ("batch", "query", "df.writeStream")
     if wrong in found:
         raise ConfigError(f"option {wrong!r} is not for {kind}: there {right!r} names what is written once")
@@ -85,8 +80,6 @@ def read_options(given: Mapping[str, str], *, job: str | None) -> SinkOptions:
 
 def _bus(found: Mapping[str, str]) -> str | None:
     redis = redis_of(found)
-    if (redis is None) != ("name" not in found):
-        raise ConfigError("options 'redis' and 'name' go together: the Redis of a bus, and the bus's name there")
     if redis is None:
         return None
     url = secrets.with_redis_password(redis, found.get("redispasswordfile"))

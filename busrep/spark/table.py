@@ -22,7 +22,7 @@ from busrep.settings import Settings
 from busrep.spark.planning import Span
 from busrep.stores import schema
 from busrep.stores.dialect import Backing, Dialect, backing_of, union
-from busrep.stores.plans import Plan, Sql, complete
+from busrep.stores.plans import Plan, Row, Sql, complete
 from busrep.stores.snapshots import LogState, in_snapshot, read_log
 from busrep.stores.sqlite.dialect import SqliteDialect
 from busrep.stores.sqlite.files import connect, run
@@ -32,6 +32,15 @@ T = TypeVar("T")
 
 # Rows of a writer that are counted for the lag of a query: the count of more would cost as much as reading them.
 MOST_COUNTED = 100_000
+
+
+Ages = Mapping[str, float | None]
+"""{writer: seconds since its first row of a span was committed}; None where the table has no times."""
+
+
+def seconds_of(age: Any) -> float | None:
+    """An age that the database told; never below 0, for its clock may have been set back."""
+    return None if age is None else max(0.0, float(age))
 
 
 @attrs.frozen
@@ -168,24 +177,38 @@ class Table:
 
     def unread(self, begun: Sequence[Span], left: Sequence[Span]) -> dict[str, Unread]:
         """What a batch found and leaves, per writer. ``begun``: the spans that were not read before it; ``left``: those
-        that it does not read either. Asks for one row of each span in ``begun`` and counts those of ``left``."""
+        that it does not read either. Asks for one row of each span in ``begun``, and counts the rows of ``left``."""
 
         def body() -> Plan[dict[str, Unread]]:
-            ages: dict[str, float | None] = {}
-            for writer, after, upto in begun:
-                found, params = self.backing.rows(writer, after, upto)
-                age = "NULL" if self.backing.own else self.dialect.age("committed_at")
-                answers = yield Sql(f"SELECT {age} {found} ORDER BY {self.backing.by_token} LIMIT 1", params)
-                for (seconds,) in answers[0]:
-                    ages[writer] = None if seconds is None else max(0.0, float(seconds))
-            rows: dict[str, int] = {}
-            for writer, after, upto in left:
-                found, params = self.backing.rows(writer, after, upto)
-                answers = yield Sql(f"SELECT count(*) FROM (SELECT 1 {found} LIMIT {MOST_COUNTED}) AS r", params)
-                rows[writer] = answers[0][0][0]
+            ages = yield from self._first_ages(begun)
+            counts = yield from self._each(
+                left, lambda rows: f"SELECT count(*) FROM (SELECT 1 {rows} LIMIT {MOST_COUNTED}) AS r"
+            )
+            rows = {writer: count for writer, ((count,),) in counts.items()}
             return {writer: Unread(rows.get(writer, 0), seconds) for writer, seconds in ages.items()}
 
         return self.ask(body)
+
+    def first_ages(self, spans: Sequence[Span]) -> Ages:
+        """The age of the first row of each span; a span without rows is left out."""
+        return self.ask(lambda: self._first_ages(spans))
+
+    def _first_ages(self, spans: Sequence[Span]) -> Plan[Ages]:
+        age = "NULL" if self.backing.own else self.dialect.age("committed_at")
+        found = yield from self._each(spans, lambda rows: f"SELECT {age} {rows} ORDER BY {self.backing.by_row} LIMIT 1")
+        return {writer: seconds_of(one) for writer, rows in found.items() for (one,) in rows}
+
+    def _each(self, spans: Sequence[Span], text: Callable[[str], str]) -> Plan[dict[str, list[Row]]]:
+        """The answers to a question about the rows of each span, by writer, in one round trip. ``text`` makes the
+        question of the rows' FROM and WHERE."""
+        if not spans:
+            return {}
+        asked = []
+        for span in spans:
+            rows, params = self.backing.rows(*span)
+            asked.append(Sql(text(rows), params))
+        answers = yield tuple(asked)
+        return {writer: answer for (writer, _, _), answer in zip(spans, answers, strict=True)}
 
     def at_time(self, log: LogState, micros: int) -> dict[str, int]:
         """The positions at a time, microseconds since 1970, of each writer of the log: just below its first proven row

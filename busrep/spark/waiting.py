@@ -18,7 +18,7 @@ import attrs
 from busrep.errors import ClaimBlocked, Unavailable
 from busrep.spark import secrets
 from busrep.spark.options import declared_stream, stream_of
-from busrep.spark.table import Table
+from busrep.spark.table import Table, seconds_of
 from busrep.stores import schema
 from busrep.stores.blocking import open_blocking_store
 from busrep.stores.dialect import Backing, Dialect, backing_of
@@ -74,7 +74,7 @@ def table_writers(dialect: Dialect, backing: Backing) -> Plan[list[TableWriter]]
     return [
         TableWriter(
             backing.stream, writer, position, bool(registered), incarnation, max(0.0, float(silent)), waiting,
-            None if age is None else max(0.0, float(age)),
+            seconds_of(age),
         )
         for writer, position, registered, incarnation, silent, waiting, age in answers[0]
     ]  # fmt: skip

@@ -30,7 +30,7 @@ from busrep.spark.stats import tables
 from busrep.spark.stats.listen import Live, listen, readers_of
 from busrep.spark.stats.page import page
 from busrep.spark.stats.words import round_time
-from busrep.spark.table import Table
+from busrep.spark.table import Table, seconds_of
 from busrep.spark.waiting import waiting_rows
 from busrep.stores.plans import Plan, Sql
 from busrep.stores.snapshots import LogState, read_log
@@ -203,7 +203,7 @@ def _lag_of(archive: Archive, table: Table) -> list[dict[str, Any]]:
             between, limits = backing.between(after, upto)
             text = f"SELECT count(*), {age} FROM {backing.table} WHERE {where} AND {between}"  # noqa: S608 - quoted
             ((rows, seconds),) = (yield Sql(text, (*params, *limits)))[0]
-            found[writer] = rows, None if seconds is None else max(0.0, float(seconds))
+            found[writer] = rows, seconds_of(seconds)
         return log, found
 
     log, lacking = table.ask(body)
@@ -245,6 +245,8 @@ def counted(
         tables.check_names(rows, fields)
         facts = tables.facts_of(rows).persist()
         stack.callback(facts.unpersist)
+        ranked = tables.ranked(facts).persist()
+        stack.callback(ranked.unpersist)
         found: dict[str, list[dict[str, Any]]] = {"writers": tables.writers(facts)}
         if not found["writers"]:
             raise ConfigError("there is no row in that range")
@@ -253,8 +255,8 @@ def counted(
             "rates": lambda: tables.rates(facts, window),
             "rates_by_size": lambda: tables.rates_by_size(facts, window),
             "rows_per_fact": lambda: tables.rows_per_fact(facts),
-            "steps": lambda: tables.steps(facts),
-            "unused_ids": lambda: tables.unused_ids(facts),
+            "steps": lambda: tables.steps(ranked),
+            "unused_ids": lambda: tables.unused_ids(ranked),
             "row_sizes": lambda: tables.row_sizes(rows),
             "row_size_percentiles": lambda: tables.row_size_percentiles(rows),
             "top_keys": lambda: tables.top_keys(rows, fields, options.top),

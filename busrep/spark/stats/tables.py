@@ -152,8 +152,8 @@ def row_size_percentiles(rows: DataFrame) -> Table:
 
 
 def ranked(facts: DataFrame) -> DataFrame:
-    """The facts with ``rank``: how many tokens of the stream that have a fact are below. In two steps, so that no task
-    has to sort all of a stream."""
+    """Stream, writer and token of each fact, and ``rank``: how many tokens of the stream that have a fact are below. In
+    two steps, so that no task has to sort all of a stream."""
     bucket = functions.floor(col("token") / BUCKET)
     tokens = facts.select("stream", "token", bucket.alias("bucket")).distinct()
     counts = tokens.groupBy("stream", "bucket").agg(functions.count("*").alias("n"))
@@ -164,24 +164,22 @@ def ranked(facts: DataFrame) -> DataFrame:
     )
     inside = Window.partitionBy("stream", "bucket").orderBy("token")
     found = facts.withColumn("bucket", bucket).join(functions.broadcast(offsets), ["stream", "bucket"])
-    return found.withColumn("rank", col("offset") + functions.dense_rank().over(inside))
+    rank = col("offset") + functions.dense_rank().over(inside)
+    return found.select("stream", "writer", "token", rank.alias("rank"))
 
 
-def steps(facts: DataFrame) -> Table:
+def steps(ranked: DataFrame) -> Table:
     """Per stream, writer and power of two: between how many pairs of the writer's consecutive facts there are from
     ``low`` to ``high`` tokens of ``whose``: ``others``: with facts of other writers; ``nobody``: without any fact, as
-    rollbacks leave them, and IDs that moved a position alone. ``tokens``: how many they are together."""
+    rollbacks leave them, and IDs that moved a position alone. ``tokens``: how many they are together. ``ranked``: see
+    the function of that name."""
     behind = Window.partitionBy("stream", "writer").orderBy("token")
-    paired = (
-        ranked(facts)
-        .select(
-            "stream",
-            "writer",
-            (col("token") - functions.lag("token").over(behind) - 1).alias("skipped"),
-            (col("rank") - functions.lag("rank").over(behind) - 1).alias("others"),
-        )
-        .where(col("skipped").isNotNull())
-    )
+    paired = ranked.select(
+        "stream",
+        "writer",
+        (col("token") - functions.lag("token").over(behind) - 1).alias("skipped"),
+        (col("rank") - functions.lag("rank").over(behind) - 1).alias("others"),
+    ).where(col("skipped").isNotNull())
     kinds = {"others": col("others"), "nobody": col("skipped") - col("others")}
     parts = [
         paired.select("stream", "writer", functions.lit(whose).alias("whose"), count.alias("count"))
@@ -202,16 +200,16 @@ def steps(facts: DataFrame) -> Table:
     ]  # fmt: skip
 
 
-def unused_ids(facts: DataFrame) -> Table:
+def unused_ids(ranked: DataFrame) -> Table:
     """Per stream, and per stream and writer: how many IDs between its first and its last fact have no fact of any
     writer, and their ``share`` in these and its facts. ``writer`` is empty for all writers of the stream together.
+    ``ranked``: see the function of that name.
 
     An ID without a fact does not tell who took it from the sequence. So a writer's share is an upper bound of what it
     has rolled back, unless ``writers``, how many the stream has, is 1.
     """
     counted = (
-        ranked(facts)
-        .rollup("stream", "writer")
+        ranked.rollup("stream", "writer")
         .agg(
             functions.count_distinct("token").alias("facts"),
             functions.min("token").alias("first_token"),
